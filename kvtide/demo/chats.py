@@ -1,0 +1,55 @@
+"""The chats of the demo: eight conversations at once, each going on as soon as it has its answer."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import httpx
+
+from kvtide.chat_client import Answer, chat, client
+from kvtide.demo.plan import MAX_TOKENS, QUESTIONS, Document, opening
+from kvtide.stack import Stack
+
+
+class Session:
+    """One conversation about one text."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.answers: list[Answer] = []  # by turn
+        self._messages = opening(document)
+
+    async def ask(self, http: httpx.AsyncClient, model: str) -> Answer:
+        """Ask the next question and keep the answer."""
+        if self.answers:
+            self._messages.append({"role": "assistant", "content": self.answers[-1].text})
+            self._messages.append({"role": "user", "content": QUESTIONS[len(self.answers)]})
+        self.answers.append(await chat(http, model, self._messages, max_tokens=MAX_TOKENS))
+        return self.answers[-1]
+
+
+async def ask_all(stack: Stack, sessions: Iterable[Session], turns: int, progress: Callable[[], None]) -> list[Answer]:
+    """All sessions at once, `turns` questions each; the answers in the order in which they came.
+
+    Raises StackError at the first request that fails, or when the stack does.
+    """
+    answers: list[Answer] = []
+
+    async def converse(http: httpx.AsyncClient, session: Session) -> None:
+        for _ in range(turns):
+            answers.append(await session.ask(http, stack.config.model.name))
+            progress()
+
+    async with client(stack.url) as http:
+        watch = asyncio.create_task(stack.watch())
+        chats = asyncio.gather(*(converse(http, session) for session in sessions))
+        try:
+            first: list[asyncio.Future[object]] = [watch, chats]  # type: ignore[list-item]
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if watch.done():
+                watch.result()
+            await chats
+        finally:
+            watch.cancel()
+            chats.cancel()
+            await asyncio.gather(watch, chats, return_exceptions=True)
+    return answers

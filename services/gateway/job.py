@@ -1,0 +1,175 @@
+"""A request made ready for the scheduler: its prompts as tokens, its sampling, its limits."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from services.gateway.errors import ApiError, invalid
+from services.gateway.limits import MAX_CHOICES, MAX_STOP_CHARS, MAX_STOPS, THREAD_CHARS
+from services.gateway.model import OPENAI_TEMPERATURE, Model
+from services.gateway.requests import GenerateRequest
+from shared.messages.gateway import Namespace, Submit
+from shared.messages.worker import Sampling
+from shared.packed import pack
+
+T = TypeVar("T")
+
+SEED_MASK = 2**63 - 1  # seeds are sent as non-negative 64-bit integers
+
+
+@dataclass(frozen=True)
+class Job:
+    """One HTTP request. Choice i of the answer is choice i % n of prompt i // n."""
+
+    id: str
+    created: int  # s since 1970
+    model: str
+    prompts: list[list[int]]
+    max_tokens: list[int]  # for each prompt
+    n: int
+    sampling: Sampling  # of choice 0
+    logprobs: int | None  # how many top log-probabilities are shown; None = no log-probabilities at all
+    stops: list[str]
+    stop_token_ids: list[int]
+    namespace: Namespace
+    priority: int
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+
+    @property
+    def choices(self) -> int:
+        """How many scheduler requests it takes."""
+        return len(self.prompts) * self.n
+
+    def submit(self, choice: int, request_id: str, timeout_s: float) -> Submit:
+        """The message for one choice."""
+        prompt, sample = divmod(choice, self.n)
+        s = self.sampling
+        return Submit(
+            request_id=request_id,
+            tokens=pack(self.prompts[prompt]),
+            max_tokens=self.max_tokens[prompt],
+            stop_token_ids=self.stop_token_ids,
+            sampling=Sampling(s.temperature, s.top_p, s.top_k, s.min_p, s.seed, sample, s.logprobs),
+            namespace=self.namespace,
+            priority=self.priority,
+            timeout_s=timeout_s,
+        )
+
+
+def make_job(
+    request: GenerateRequest,
+    model: Model,
+    prompts: list[list[int]],
+    *,
+    prefix: str,
+    logprobs: int | None,
+    max_tokens: int | None,
+) -> Job:
+    """Check a request against the model. `prefix` begins its id; `max_tokens` None = up to the context.
+
+    Raises ApiError 400 naming the parameter, 404 for another model.
+    """
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options is only for streams: set stream to true or remove it", "stream_options")
+    if len(prompts) * request.n > MAX_CHOICES:
+        raise invalid(f"{len(prompts)} prompts x n={request.n} is more than {MAX_CHOICES} choices: send fewer", "n")
+    return Job(
+        id=f"{prefix}-{secrets.token_hex(12)}",
+        created=int(time.time()),
+        model=model.name,
+        prompts=prompts,
+        max_tokens=[_room(len(prompt), max_tokens, model.context) for prompt in prompts],
+        n=request.n,
+        sampling=_sampling(request, model, logprobs or 0),
+        logprobs=logprobs,
+        stops=_stops(request.stop),
+        stop_token_ids=[] if request.ignore_eos else model.stop_token_ids,
+        namespace=Namespace(tenant=request.cache_salt),
+        priority=request.priority,
+        stream=request.stream,
+        include_usage=request.stream_options is not None and request.stream_options.include_usage,
+        return_token_ids=request.return_token_ids,
+    )
+
+
+def check_model(request: GenerateRequest, model: Model) -> None:
+    """Raises ApiError 404 unless the request is for the served model."""
+    if request.model != model.name:
+        raise unknown_model(request.model, model.name)
+
+
+def unknown_model(asked: str, served: str) -> ApiError:
+    """404: this gateway serves one model."""
+    message = f"the model {asked!r} does not exist: use {served!r}"
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def check_tokens(tokens: Sequence[object], model: Model) -> list[int]:
+    """A prompt given as token ids. Raises ApiError 400 for what is no token of the model."""
+    for token in tokens:
+        if type(token) is not int or not 0 <= token < model.vocab_size:
+            raise invalid(f"{token!r} is no token id: they are integers from 0 to {model.vocab_size - 1}", "prompt")
+    return list(tokens)  # type: ignore[arg-type]
+
+
+async def tokenize(text: str, model: Model, add_special_tokens: bool) -> list[int]:
+    """Token ids; a long text is tokenized in a thread so that other requests' streams go on."""
+    return await offload(len(text), lambda: model.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+
+async def offload(size: int, work: Callable[[], T]) -> T:
+    """Do `work` on a text of `size` characters where it doesn't hold up the event loop for long."""
+    return work() if size < THREAD_CHARS else await asyncio.to_thread(work)
+
+
+def _room(prompt: int, max_tokens: int | None, context: int) -> int:
+    if not prompt:
+        raise invalid("the prompt has no tokens: send some text", "prompt")
+    if prompt >= context:
+        raise invalid(
+            f"the prompt has {prompt} tokens and the model's context is {context} tokens, answer included: shorten it",
+            "prompt",
+            "context_length_exceeded",
+        )
+    if max_tokens is None:
+        return context - prompt
+    if prompt + max_tokens > context:
+        raise invalid(
+            f"the prompt's {prompt} tokens and max_tokens={max_tokens} are {prompt + max_tokens} tokens, the model's "
+            f"context is {context}: ask for at most {context - prompt}",
+            "max_tokens",
+            "context_length_exceeded",
+        )
+    return max_tokens
+
+
+def _sampling(request: GenerateRequest, model: Model, logprobs: int) -> Sampling:
+    def chosen(asked: T | None, default: T | None, otherwise: T) -> T:
+        return next(value for value in (asked, default, otherwise) if value is not None)
+
+    defaults = model.defaults
+    seed = secrets.randbits(63) if request.seed is None else request.seed & SEED_MASK
+    return Sampling(
+        temperature=chosen(request.temperature, defaults.temperature, OPENAI_TEMPERATURE),
+        top_p=chosen(request.top_p, defaults.top_p, 1.0),
+        top_k=max(0, chosen(request.top_k, defaults.top_k, 0)),
+        min_p=chosen(request.min_p, defaults.min_p, 0.0),
+        seed=seed,
+        choice=0,
+        logprobs=logprobs,
+    )
+
+
+def _stops(stop: str | list[str]) -> list[str]:
+    stops = [stop] if isinstance(stop, str) else stop
+    if len(stops) > MAX_STOPS:
+        raise invalid(f"{len(stops)} stop strings are more than {MAX_STOPS}: send fewer", "stop")
+    for text in stops:
+        if not 0 < len(text) <= MAX_STOP_CHARS:
+            raise invalid(f"a stop string of {len(text)} characters: they have 1 to {MAX_STOP_CHARS}", "stop")
+    return stops

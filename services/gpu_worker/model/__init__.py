@@ -1,0 +1,1 @@
+"""The models that a worker runs: configuration, weights and the forward pass over a paged KV pool."""

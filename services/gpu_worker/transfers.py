@@ -1,0 +1,153 @@
+"""Copies between device pages and host pages: write_backup and load_back, one layer at a time.
+
+Each function runs on its stream's thread and returns the answer to its command; it raises nothing. A copy goes in
+batches, so that a cancel is obeyed within milliseconds.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from kernels.page_copy import copy_device_to_host, copy_host_to_device
+from services.gpu_worker import test_hooks
+from services.gpu_worker.kv_pool import KVPool
+from services.gpu_worker.operations import BadPages, Load, OperationCancelled, Write
+from shared.geometry import PageGeometry
+from shared.messages.common import Cancelled, Message, OperationFailed
+from shared.messages.worker import LoadDone, WriteDone
+from shared.packed import pack
+
+BATCH_BYTES = 8 * 2**20  # one copy call: 2 to 4 ms, far above the cost of the call, far below a step
+STEP_WAIT_S = 120.0  # a write waits for the step that fills its pages: above any step with its loads
+PACE = 1.0  # while a step or a load runs, a write rests this part of each batch's time: they compete for memory
+RANK = 0  # tp_size is 1
+
+log = logging.getLogger("kvtide.transfers")
+
+
+class Transfers:
+    """The copies of one worker."""
+
+    def __init__(
+        self, pool: KVPool, geometry: PageGeometry, checksums: bool, others_run: Callable[[], bool] = lambda: False
+    ) -> None:
+        """checksums: compare names and checksums on a load. others_run: is a step or a load running?"""
+        self._pool = pool
+        self._geometry = geometry
+        self._checksums = checksums
+        self._others_run = others_run
+        layer_bytes = geometry.page_bytes // geometry.layers
+        self._batch_pages = max(1, BATCH_BYTES // layer_bytes)
+        self._parts = range(len(geometry.parts))
+        self._offsets = [
+            [geometry.unit_offset(part, layer) for part in self._parts] for layer in range(geometry.layers)
+        ]
+        self._units = [[geometry.unit_index(part, layer) for part in self._parts] for layer in range(geometry.layers)]
+
+    def write(self, write: Write) -> Message:
+        """Copy device pages into host pages. WriteDone once all bytes are there, Cancelled or OperationFailed."""
+        started = time.perf_counter()
+        try:
+            _wait_for_writers(write)
+            checksums = self._write(write)
+        except OperationCancelled:
+            return Cancelled(write.op_id, RANK, b"")
+        except Exception as error:
+            return _failed(write.op_id, error)
+        return WriteDone(write.op_id, RANK, checksums.tobytes(), time.perf_counter() - started)
+
+    def load(self, load: Load) -> Message:
+        """Copy host pages into device pages; after each layer its event. LoadDone, Cancelled or OperationFailed: the
+        last two after the events of the layers that aren't in have failed."""
+        started = time.perf_counter()
+        try:
+            self._load(load)
+        except OperationCancelled:
+            load.fail("cancelled")
+            return Cancelled(load.op_id, RANK, b"")
+        except BadPages as error:
+            log.warning("load_failed op_id=%d reason=%s layer=%d", load.op_id, error.reason, error.layer)
+            load.fail(error.reason)
+            return OperationFailed(load.op_id, RANK, error.reason, error.layer, pack(error.positions))
+        except Exception as error:
+            load.fail("error")
+            return _failed(load.op_id, error)
+        return LoadDone(load.op_id, RANK, time.perf_counter() - started)
+
+    def _write(self, write: Write) -> np.ndarray:
+        checksums = np.empty((len(write.host_pages), self._geometry.units), dtype="<u4")
+        for layer in range(self._geometry.layers):
+            for batch in self._batches(len(write.host_pages)):
+                write.check()
+                test_hooks.reach("worker_write")
+                begun = time.perf_counter()
+                checksums[batch, self._units[layer]] = copy_device_to_host(
+                    self._pool.layer_buffers(layer),
+                    write.device_pages[batch],
+                    write.segment.pages_array,
+                    write.host_pages[batch],
+                    self._offsets[layer],
+                    self._geometry.page_size,
+                )
+                if self._others_run():
+                    time.sleep(PACE * (time.perf_counter() - begun))
+        return checksums
+
+    def _load(self, load: Load) -> None:
+        expected = self._expected_checksums(load) if self._checksums else None
+        for layer in range(self._geometry.layers):
+            if test_hooks.reach("worker_skip_layer") != "skip":
+                found = self._load_layer(load, layer)
+                if expected is not None:
+                    bad = np.flatnonzero((found != expected[:, self._units[layer]]).any(axis=1))
+                    if len(bad):
+                        raise BadPages("checksum", layer, bad)
+            load.layers[layer].record()
+
+    def _load_layer(self, load: Load, layer: int) -> np.ndarray:
+        checksums = np.empty((len(load.host_pages), len(self._parts)), dtype=np.uint32)
+        for batch in self._batches(len(load.host_pages)):
+            load.check()
+            test_hooks.reach("worker_load")
+            checksums[batch] = copy_host_to_device(
+                self._pool.layer_buffers(layer),
+                load.device_pages[batch],
+                load.segment.pages_array,
+                load.host_pages[batch],
+                self._offsets[layer],
+                self._geometry.page_size,
+            )
+        return checksums
+
+    def _expected_checksums(self, load: Load) -> np.ndarray:
+        """uint32 [n, units] from the names. Raises BadPages for pages that are unnamed or named otherwise."""
+        expected = np.zeros((len(load.host_pages), self._geometry.units), dtype=np.uint32)
+        bad = []
+        for position, (page, digest) in enumerate(zip(load.host_pages, load.digests, strict=True)):
+            name = load.segment.name_of(int(page))
+            if name is None or name.digest != digest:
+                bad.append(position)
+            else:
+                expected[position] = name.checksums
+        if bad:
+            raise BadPages("name", -1, np.array(bad, dtype=np.int64))
+        return expected
+
+    def _batches(self, pages: int) -> Iterator[slice]:
+        for start in range(0, pages, self._batch_pages):
+            yield slice(start, start + self._batch_pages)
+
+
+def _wait_for_writers(write: Write) -> None:
+    """Wait for the steps before this write that fill one of its pages. Raises such a step's error."""
+    for step in write.steps:
+        step.begun.wait(STEP_WAIT_S)
+        if np.isin(write.device_pages, step.written).any():
+            step.ended.wait(STEP_WAIT_S)
+
+
+def _failed(op_id: int, error: Exception) -> OperationFailed:
+    log.error("transfer_failed op_id=%d", op_id, exc_info=error)
+    return OperationFailed(op_id, RANK, "error", -1, b"")

@@ -1,0 +1,1 @@
+"""The scheduler service: it decides; nothing here touches a tensor."""

@@ -1,0 +1,336 @@
+"""The front of the core: events in, commands out (design: The core).
+
+handle(event, now) -> commands      next_deadline() -> when to call with DeadlineReached
+"""
+
+from typing import Any
+
+from services.scheduler.core.admission import Admission
+from services.scheduler.core.backup import Backup
+from services.scheduler.core.device_memory import DeviceMemory
+from services.scheduler.core.events import DeadlineReached, Event, PeerKey, PeerLost, PeerUp, Received, Send
+from services.scheduler.core.host_memory import HostMemory
+from services.scheduler.core.load_back import LoadBack, first_bad
+from services.scheduler.core.operations import (
+    Archive,
+    Control,
+    Find,
+    Load,
+    Operation,
+    Prefetch,
+    Release,
+    Step,
+    Write,
+)
+from services.scheduler.core.pages import HostPool, PagePool
+from services.scheduler.core.peers import Peers
+from services.scheduler.core.prefetch import Prefetcher
+from services.scheduler.core.request import RequestKey, RequestState
+from services.scheduler.core.requests import Requests
+from services.scheduler.core.settings import CoreSettings
+from services.scheduler.core.state import State
+from services.scheduler.core.steps import Steps
+from shared.messages import common, gateway, storage, worker
+
+
+class Core:
+    """One scheduler's mind. Feed it events in order; it never blocks and never fails on a peer's message."""
+
+    def __init__(self, settings: CoreSettings) -> None:
+        self.state = State(settings)
+        self.host = HostMemory(self.state)
+        self.backup = Backup(self.state, self.host)
+        self.load_back = LoadBack(self.state, self.host)
+        self.device = DeviceMemory(self.state, self.host, self.backup)
+        self.prefetcher = Prefetcher(self.state, self.host)
+        self.requests = Requests(self.state, self.device, self.prefetcher)
+        self.steps = Steps(self.state, self.requests, self.device)
+        self.admission = Admission(self.state, self.requests, self.device, self.prefetcher, self.load_back, self.backup)
+        self.peers = Peers(self.state, self)
+        self.gateways: set[PeerKey] = set()
+
+    def handle(self, event: Event, now: float) -> list[Send]:
+        """Take one event; returns the commands that it causes, in order."""
+        self.state.now = self.state.operations.now = now
+        match event:
+            case PeerUp(peer, hello):
+                self._peer_up(peer, hello)
+            case PeerLost(peer):
+                self._peer_lost(peer)
+            case Received(peer, message):
+                self._received(peer, message)
+            case DeadlineReached():
+                self.state.operations.expire()
+                self.requests.expire()
+                self.peers.expire()
+        self._go_on()
+        commands = self.state.outbox.copy()
+        self.state.outbox.clear()
+        return commands
+
+    def next_deadline(self) -> float | None:
+        """When `handle(DeadlineReached(), ...)` is due; None = never."""
+        earliest = min(self.state.operations.next_deadline(), self.requests.next_deadline(), self.peers.next_deadline())
+        return None if earliest == float("inf") else earliest
+
+    def _go_on(self) -> None:
+        """Do what the event has made possible."""
+        self._deal_with_failures()
+        while self.state.space_freed:
+            self.state.space_freed = False
+            self.prefetcher.retry()
+            self.backup.retry()
+            self._deal_with_failures()
+        self.admission.plan()
+        self.host.flush()
+
+    # --- peers --------------------------------------------------------------------------------------------------
+
+    def _peer_up(self, peer: PeerKey, hello: Any) -> None:
+        match hello:
+            case worker.WorkerHello():
+                self.peers.worker_up(peer, hello)
+            case storage.StorageHello():
+                self.peers.storage_up(peer, hello)
+            case gateway.GatewayHello():
+                for old in [known for known in self.gateways if known.identity == peer.identity and known != peer]:
+                    self._peer_lost(old)
+                self.gateways.add(peer)
+                self.state.send(peer, common.Welcome("scheduler"))
+
+    def _peer_lost(self, peer: PeerKey) -> None:
+        if peer in self.gateways:
+            self.gateways.discard(peer)
+            self.requests.abort_all(peer)
+            return
+        self.state.counters["peers_lost"] += 1
+        self.peers.lost(peer)
+        for operation in sorted(self.state.operations.of_peer(peer), key=lambda op: -op.op_id):
+            self.state.operations.fail(operation)
+
+    def group_ready(self, hellos: list[worker.WorkerHello]) -> None:
+        """All ranks are there and have fenced: a new group gets a new device pool."""
+        if self.state.device.dead:
+            self.state.device = PagePool(1, min(hello.device_pages for hello in hellos) - 1)
+            self.requests.rows = list(range(min(hello.max_requests for hello in hellos), 0, -1))
+        self.requests.max_context = min(hello.max_context for hello in hellos)
+        self.admission.max_steps = min(hello.max_steps for hello in hellos)
+
+    def group_withdrawn(self) -> None:
+        """A rank is missing: pools are used again when the group has mapped them."""
+        for pool in self.host.pools.values():
+            pool.usable = False
+
+    def worker_replaced(self, old: PeerKey) -> None:
+        """The device pool is gone: every value with it. Host pages named to the old process stay in doubt."""
+        for operation in sorted(self.state.operations.of_peer(old), key=lambda op: -op.op_id):
+            self.state.operations.fail(operation)
+        self._deal_with_failures()
+        for request in [*self.requests.running, *self.requests.draining]:
+            if request.lock is not None:
+                self.state.tree.unlock(request.lock)
+            self.requests.abandon(request)
+        self.state.device.dead = True
+        for operation in list(self.state.operations.table.values()):
+            self._forget_device(operation, old)
+        self._drop_device_values()
+
+    def _forget_device(self, operation: Operation, old: PeerKey) -> None:
+        """Locks protect device pages, and those are gone; a step or control of the old process is over."""
+        if isinstance(operation, Prefetch | Find):
+            self.state.operations.fail(operation)
+            self._deal_with_failures()
+        if isinstance(operation, Step):
+            self.steps.settle(operation)
+        if operation.lock is not None:
+            if isinstance(operation, Write) and not operation.failed:
+                self.state.operations.fail(operation)
+                self._deal_with_failures()
+            if operation.lock is not None:
+                lock, operation.lock = operation.lock, None
+                self.state.unlock(lock)
+        if isinstance(operation, Step | Control) and old in operation.waiting:
+            self.state.operations.answered(operation.op_id, old)
+
+    def _drop_device_values(self) -> None:
+        tree = self.state.tree
+        for request in self.requests.all.values():
+            self.prefetcher.unreserve(request)
+        for node in list(tree.nodes()):
+            if node.value is not None:
+                tree.drop_value(node)
+        for node in list(tree.nodes()):
+            if not node.is_root and not node.detached and node.host is None:
+                self.host.release(tree.detach(node).host)
+
+    def storage_replaced(self, old: PeerKey) -> None:
+        """The pool is gone, and what the old process did to it doesn't matter any more."""
+        self.storage_lost(old)
+        self.host.lose(old)
+        for operation in self.state.operations.of_peer(old):
+            self.state.operations.fail(operation)
+        self._deal_with_failures()
+        for operation in self.state.operations.gone(old):
+            self._settle(operation)
+        self.prefetcher.backends.pop(old, None)
+
+    def storage_lost(self, key: PeerKey) -> None:
+        """No command goes to the storage until it has fenced."""
+        pool = self.host.pools.get(key)
+        if pool is not None:
+            pool.usable = False
+
+    def pool_ready(self, key: PeerKey, hello: storage.StorageHello, segment: storage.SegmentInfo) -> None:
+        """The pool may be used."""
+        pool = self.host.pools.get(key)
+        if pool is not None and pool.segment_epoch != segment.epoch:
+            self.host.lose(key)
+            pool = None
+        if pool is None:
+            pool = HostPool(segment.storage_id, segment.epoch, segment.first_page, segment.page_count)
+            self.host.pools[key] = pool
+        pool.usable = True
+        if hello.backend.kind != "none":
+            self.prefetcher.backends[key] = hello.backend.backend_id
+        self.backup.archives = bool(self.prefetcher.backends)
+        self.state.space_freed = True
+
+    def fenced(self, peer: PeerKey, op_id: int) -> None:
+        """Operations before the fence have settled."""
+        for operation in self.state.operations.of_peer(peer):
+            if operation.op_id < op_id:
+                self.state.operations.fail(operation)
+        self._deal_with_failures()
+        for operation in self.state.operations.gone(peer, below=op_id):
+            self._settle(operation)
+
+    # --- messages -----------------------------------------------------------------------------------------------
+
+    def _received(self, peer: PeerKey, message: Any) -> None:
+        match message:
+            case gateway.Submit():
+                self.requests.submit(peer, message)
+            case gateway.Abort(request_id):
+                self.requests.abort(RequestKey(peer, request_id))
+            case storage.PeerExited(identity, epoch):
+                self._exited(PeerKey(identity, epoch))
+            case storage.PrefetchProgress(op_id, named):
+                operation = self.state.operations.table.get(op_id)
+                if isinstance(operation, Prefetch):
+                    self.prefetcher.progressed(operation, named)
+            case _:
+                op_id = getattr(message, "op_id", 0)
+                operation = self.state.operations.table.get(op_id)
+                if operation is None or peer not in operation.waiting:
+                    self.state.counters["late_answers"] += 1
+                    return
+                self._note(operation, message)
+                self.state.operations.answered(op_id, peer)
+                if not operation.waiting:
+                    self._ended(operation, message)
+
+    def _exited(self, peer: PeerKey) -> None:
+        self.state.counters["peers_exited"] += 1
+        self._peer_lost(peer)
+        self._deal_with_failures()
+        for operation in self.state.operations.gone(peer):
+            self._settle(operation)
+        self.peers.exited(peer)
+
+    def _note(self, operation: Operation, message: Any) -> None:
+        """Keep one rank's part of an answer."""
+        match operation, message:
+            case Write(), worker.WriteDone():
+                operation.checksums[message.rank] = message.checksums
+            case Step(), worker.StepDone() if message.rank == 0:
+                operation.results = message.sampled
+            case Step(), worker.StepFailed():
+                operation.error = message.reason
+            case Load(), common.OperationFailed():
+                if message.reason in ("checksum", "name"):
+                    bad = first_bad(message.positions, len(operation.host_pages))
+                    operation.bad_from = bad if operation.bad_from < 0 else min(bad, operation.bad_from)
+                self.state.counters[f"load_failed_{message.reason}"] += 1
+                self.state.operations.fail(operation)
+                self._deal_with_failures()
+            case Step(), common.OperationFailed() | common.Cancelled():
+                operation.error = "error"
+            case (Write() | Load(), common.OperationFailed() | common.Cancelled()):
+                self.state.operations.fail(operation)
+                self._deal_with_failures()
+
+    def _ended(self, operation: Operation, message: Any) -> None:
+        """Every process has answered."""
+        if operation.failed:
+            self._settle(operation, message)
+            return
+        match operation:
+            case Step() if operation.error:
+                self.steps.failed(operation, operation.error)
+            case Step():
+                self.steps.done(operation, operation.results)
+            case Write() if operation.committing and isinstance(message, storage.Committed):
+                self.backup.committed(operation)
+            case Write() if operation.committing:
+                self.state.operations.fail(operation)
+                self._deal_with_failures()
+                self._settle(operation)
+            case Write():
+                self.backup.written(operation)
+            case Load():
+                self.load_back.loaded(operation)
+            case Archive():
+                self.state.counters["archive_ended_pages"] += len(operation.host_pages)
+                self.backup.archived(operation)
+            case Release():
+                operation.failed = not isinstance(message, storage.Released)
+                self.host.released(operation)
+            case Find():
+                self.prefetcher.found(operation, message.hits if isinstance(message, storage.Found) else 0)
+            case Prefetch():
+                self.prefetcher.fetched(operation, getattr(message, "named", b""))
+                if isinstance(message, storage.PrefetchDone):
+                    self.state.counters["prefetch_corrupt_pages"] += message.corrupt
+            case Control():
+                operation.on_done(message)
+
+    def _deal_with_failures(self) -> None:
+        """Give up the purpose of operations that have just failed; what they hold stays theirs."""
+        while self.state.failures:
+            operation = self.state.failures.pop(0)
+            match operation:
+                case Step():
+                    self.steps.in_doubt(operation)
+                case Write():
+                    self.backup.failed(operation)
+                case Load():
+                    self.load_back.failed(operation)
+                    for request in list(operation.requests):
+                        if request.state in (RequestState.RUNNING, RequestState.DRAINING):
+                            self.requests.stop(request, trusted=False)
+                    operation.requests.clear()
+                case Find() | Prefetch():
+                    self.prefetcher.give_up(operation)
+                case Control():
+                    operation.on_done(common.OperationFailed(operation.op_id, 0, "lost", -1, b""))
+
+    def _settle(self, operation: Operation, message: Any = None) -> None:
+        """Nobody touches the pages of a failed operation any more."""
+        match operation:
+            case Step():
+                self.steps.settle(operation)
+            case Write():
+                self.backup.settle(operation)
+            case Load():
+                self.load_back.settle(operation)
+            case Archive():
+                self.backup.archived(operation)
+            case Release():
+                operation.failed = not isinstance(message, storage.Released)
+                self.host.released(operation)
+            case Prefetch() if message is not None:
+                self.prefetcher.fetched(operation, getattr(message, "named", b""))
+            case Prefetch():
+                self.prefetcher.settle(operation)
+            case Control() if isinstance(message, common.Fenced):
+                operation.on_done(message)

@@ -1,0 +1,83 @@
+"""Device pages: allocation, eviction, and what requests leave in the tree (ALLOC-02, TIER-04, TREE-07)."""
+
+import numpy as np
+
+from services.scheduler.core.backup import Backup
+from services.scheduler.core.host_memory import HostMemory
+from services.scheduler.core.pages import Pages
+from services.scheduler.core.request import Request
+from services.scheduler.core.state import State
+
+
+class DeviceMemory:
+    """The device pool of the worker group."""
+
+    def __init__(self, state: State, host: HostMemory, backup: Backup) -> None:
+        self._state = state
+        self._host = host
+        self._backup = backup
+
+    def has_room(self, pages: int) -> bool:
+        """Could `pages` pages be allocated now, evicting if need be?"""
+        return self._state.device.available + self._state.tree.evictable >= pages
+
+    def alloc(self, count: int) -> Pages | None:
+        """`count` pages, evicting the shortfall; None, and nothing evicted, when that isn't enough."""
+        if not self.has_room(count):
+            return None
+        short = count - self._state.device.available
+        if short > 0:
+            self.evict(short)
+        return self._state.device.alloc(count)
+
+    def evict(self, count: int) -> None:
+        """Free at least `count` pages of evictable leaves, or all there are (TIER-04)."""
+        tree, freed = self._state.tree, 0
+        while freed < count:
+            node = tree.device_leaves.pop()
+            if node is None:
+                return
+            if node.host is not None:
+                pages = tree.drop_value(node)
+            else:
+                removed = tree.detach(node)
+                self._host.release(removed.host)
+                pages = removed.device
+            self._state.device.free(pages)
+            freed += len(pages)
+        self._state.counters["device_evicted_pages"] += freed
+
+    def cache_finished_req(self, request: Request) -> None:
+        """Give the tree the request's computed whole pages; free duplicates and the tail."""
+        full = self._insert(request)
+        self._state.device.free(request.pages[max(full, request.shared) :])
+
+    def cache_unfinished_req(self, request: Request) -> None:
+        """The same between two chunks: the request goes on with the tree's pages and a longer lock."""
+        full = self._insert(request)
+        if full <= request.shared or request.lock is None:
+            return
+        match = self._state.tree.match_prefix(request.seed, bytes(request.tokens), full, request.priority)
+        lock = self._state.tree.lock(match.end)
+        self._state.unlock(request.lock)
+        request.lock = lock
+        for node in match.device:
+            if node.loading is not None and not node.loading.failed:
+                node.loading.requests.add(request)
+                request.loads.add(node.loading)
+        shared = np.concatenate([node.value for node in match.device if node.value is not None])
+        changed = np.flatnonzero(shared != request.pages[:full])
+        if len(changed):
+            request.synced = min(request.synced, int(changed[0]))
+        request.pages = np.concatenate([shared, request.pages[full:]])
+        request.shared = full
+
+    def _insert(self, request: Request) -> int:
+        full = request.computed // self._state.settings.page_size
+        inserted = self._state.tree.insert(
+            request.seed, bytes(request.tokens), request.pages[:full], request.shared, request.priority
+        )
+        self._state.device.free(inserted.duplicates)
+        self._backup.count_hits(inserted.path, request.counted)
+        request.counted = max(request.counted, full)
+        return full

@@ -1,0 +1,140 @@
+"""Host pages: allocation, eviction, release (TIER-05; design: Names, Spans)."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from services.scheduler.core.events import PeerKey
+from services.scheduler.core.node import HostSpan
+from services.scheduler.core.operations import Release
+from services.scheduler.core.pages import HostPool, Pages
+from services.scheduler.core.state import State
+from shared.messages.storage import ReleasePages
+from shared.packed import pack
+
+RELEASE_BATCH = 4096  # pages in one ReleasePages: 16 KB on the wire
+
+
+class HostMemory:
+    """The pools of all storages, and the pages on their way back to them."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.pools: dict[PeerKey, HostPool] = {}  # by storage process
+        self.doomed: dict[HostPool, set[int]] = {}  # out of the tree, but a copy still reads them
+        self._to_release: dict[HostPool, list[Pages]] = {}
+
+    def pool(self) -> HostPool | None:
+        """The pool that new host pages come from."""
+        usable = (pool for pool in self.pools.values() if pool.usable)
+        return max(usable, key=lambda pool: pool.available + pool.releasing, default=None)
+
+    def storage_of(self, pool: HostPool) -> PeerKey | None:
+        """The process that owns a usable pool."""
+        return next((key for key, candidate in self.pools.items() if candidate is pool and pool.usable), None)
+
+    def evict_host(self, pool: HostPool, wanted: int) -> bool:
+        """Release host leaves until `wanted` pages are free or on their way. False when too few can go."""
+        tree = self._state.tree
+        while pool.available + pool.releasing < wanted:
+            node = tree.host_leaves.pop()
+            if node is None:
+                return False
+            span = node.host
+            if span is None or span.pool is not pool or span.pool.pins[span.pages].any():
+                tree.host_leaves.park(node)
+                continue
+            self._state.counters["host_evicted_pages"] += node.pages
+            if node.value is None:
+                removed = tree.detach(node)
+                self._state.device.free(removed.device)
+                self.release(removed.host)
+            else:
+                self.release([tree.drop_host(node)])
+        return True
+
+    def release(self, spans: Iterable[HostSpan]) -> None:
+        """Take the names of pages back that no node holds any more; those that a copy reads follow later."""
+        for pool, pages in spans:
+            if pool.dead or not len(pages):
+                continue
+            pinned = pool.pins[pages] > 0
+            if pinned.any():
+                self.doomed.setdefault(pool, set()).update(pages[pinned].tolist())
+            self._queue_release(pool, pages[~pinned])
+
+    def pin(self, pool: HostPool, pages: Pages) -> None:
+        """A copy reads these pages: see `HostPool.pin`."""
+        pool.pin(pages)
+
+    def unpin(self, pool: HostPool, pages: Pages) -> None:
+        """The copy has ended."""
+        if pool.dead:
+            return
+        pool.unpin(pages)
+        doomed = self.doomed.get(pool)
+        if doomed:
+            ready = [page for page in pages.tolist() if page in doomed and not pool.pins[page]]
+            doomed.difference_update(ready)
+            self._queue_release(pool, np.array(ready, np.int32))
+        self._state.tree.host_leaves.unpark()
+        self._state.space_freed = True
+
+    def flush(self) -> None:
+        """Send what `release` has gathered; a pool that can't be used now keeps it."""
+        for pool in [pool for pool in self._to_release if pool.usable]:
+            storage = self.storage_of(pool)
+            pages = np.concatenate(self._to_release.pop(pool))
+            for start in range(0, len(pages) if storage else 0, RELEASE_BATCH):
+                part = pages[start : start + RELEASE_BATCH]
+                operation = Release(pool=pool, host_pages=part)
+                message = ReleasePages(self._state.operations.new_id(), pool.segment_epoch, pack(part))
+                self._state.operations.start(operation, message, [storage] if storage else [])
+
+    def released(self, operation: Release) -> None:
+        """The release has settled: acked, or its storage has fenced and must be asked again."""
+        pool = operation.pool
+        if pool is None or pool.dead:
+            return
+        pool.releasing -= len(operation.host_pages)
+        if operation.failed:
+            self._queue_release(pool, operation.host_pages)
+        else:
+            pool.free(operation.host_pages)
+            self._state.space_freed = True
+
+    def give_back(self, pool: HostPool | None, pages: Pages) -> None:
+        """Free pages that never had a name."""
+        if pool is not None and not pool.dead and len(pages):
+            pool.free(pages)
+            self._state.space_freed = True
+
+    def lose(self, storage: PeerKey) -> None:
+        """The storage process has ended: its pool is gone, and with it every span in it."""
+        pool = self.pools.pop(storage, None)
+        if pool is None:
+            return
+        pool.dead = True
+        self.doomed.pop(pool, None)
+        self._to_release.pop(pool, None)
+        tree = self._state.tree
+        for node in list(tree.nodes()):
+            if node.host is not None and node.host.pool is pool:
+                tree.drop_host(node)
+            if not node.detached and not node.is_root and node.value is None and node.host is None:
+                removed = tree.detach(node)
+                self._state.device.free(removed.device)
+                self.release(removed.host)
+
+    def queued_pages(self, pool: HostPool) -> Pages:
+        """Pages whose ReleasePages is not sent yet, for `check_integrity`."""
+        return np.concatenate([np.empty(0, np.int32), *self._to_release.get(pool, [])])
+
+    def doomed_pages(self, pool: HostPool) -> Pages:
+        """Pages that will be released when a copy has ended, for `check_integrity`."""
+        return np.array(sorted(self.doomed.get(pool, ())), np.int32)
+
+    def _queue_release(self, pool: HostPool, pages: Pages) -> None:
+        if len(pages):
+            pool.releasing += len(pages)
+            self._to_release.setdefault(pool, []).append(pages)

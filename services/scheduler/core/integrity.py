@@ -1,0 +1,166 @@
+"""check_integrity: every page in exactly one place, every count right (TREE-10)."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from services.scheduler.core.node import Node
+from services.scheduler.core.operations import Find, Prefetch, Step
+from services.scheduler.core.pages import HostPool, PagePool, Pages
+from services.scheduler.core.tree import Lock, RadixTree, device_evictable, host_evictable
+from shared.errors import IntegrityError
+
+if TYPE_CHECKING:
+    from services.scheduler.core.core import Core
+
+Claim = tuple[str, Pages]
+
+
+def check_integrity(core: "Core") -> None:
+    """Raises IntegrityError naming the page, node or lock that breaks an invariant. O(everything): not for each event
+    of a live service, but for each event of a simulation."""
+    _check_pool("device", core.state.device, _device_claims(core))
+    for pool in core.host.pools.values():
+        _check_pool(f"host {pool.storage_id}", pool, _host_claims(core, pool))
+        _check_pins(core, pool)
+    _check_tree(core.state.tree)
+    _check_locks(core)
+    _check_requests(core)
+
+
+def _check_pool(name: str, pool: PagePool, claims: Iterator[Claim]) -> None:
+    if pool.dead:
+        return
+    owner: dict[int, str] = {}
+    for who, pages in claims:
+        for page in pages.tolist():
+            if page in owner:
+                raise IntegrityError(f"{name} page {page} is held by {owner[page]} and by {who}")
+            owner[page] = who
+    if len(owner) != pool.total:
+        missing = sorted(set(range(pool.end - pool.total, pool.end)) - owner.keys())
+        raise IntegrityError(f"{name} pages {missing[:8]} of {pool.total} are held by nobody")
+
+
+def _device_claims(core: "Core") -> Iterator[Claim]:
+    yield "the free list", core.state.device.free_pages()
+    for node in _all_nodes(core.state.tree):
+        if node.value is not None:
+            yield _name(node), node.value
+    for request in [*core.requests.running, *core.requests.draining]:
+        yield repr(request), request.own_pages
+    for operation in core.state.operations.table.values():
+        if isinstance(operation, Step):
+            for pages in operation.device_pages:
+                yield f"step {operation.op_id} in doubt", pages
+
+
+def _host_claims(core: "Core", pool: HostPool) -> Iterator[Claim]:
+    yield "the free list", pool.free_pages()
+    yield "the release queue", core.host.queued_pages(pool)
+    yield "the doomed", core.host.doomed_pages(pool)
+    for node in _all_nodes(core.state.tree):
+        if node.host is not None and node.host.pool is pool:
+            yield _name(node), node.host.pages
+    for operation in core.state.operations.table.values():
+        if operation.pool is pool:
+            yield f"{type(operation).__name__} {operation.op_id}", operation.held_host_pages
+
+
+def _check_pins(core: "Core", pool: HostPool) -> None:
+    pins: Counter[int] = Counter()
+    for operation in core.state.operations.table.values():
+        if operation.pool is pool:
+            pins.update(operation.pinned_host_pages.tolist())
+    for page in range(pool.end):
+        if pool.pins[page] != pins[page]:
+            raise IntegrityError(f"host page {page} has {pool.pins[page]} pins, {pins[page]} operations read it")
+    in_lists = len(core.host.queued_pages(pool)) + sum(
+        len(op.held_host_pages)
+        for op in core.state.operations.table.values()
+        if op.pool is pool and type(op).__name__ == "Release"
+    )
+    if pool.releasing != in_lists:
+        raise IntegrityError(f"{pool.releasing} host pages count as releasing, {in_lists} are")
+    reserved = [request.reserved for request in core.requests.all.values() if request.reserved is not None]
+    prefetching = sum(reservation.pages for reservation in reserved if reservation.pool is pool) + sum(
+        len(op.held_host_pages)
+        for op in core.state.operations.table.values()
+        if isinstance(op, Prefetch) and op.pool is pool
+    )
+    if pool.prefetching != prefetching:
+        raise IntegrityError(f"{pool.prefetching} host pages count as prefetching, {prefetching} are")
+
+
+def _check_tree(tree: RadixTree) -> None:
+    sizes = {False: 0, True: 0}
+    for node in _all_nodes(tree):
+        if node.value is not None:
+            sizes[node.lock_ref > 0] += node.pages
+        if node.detached:
+            continue
+        if not node.is_root and node.value is None and node.host is None:
+            raise IntegrityError(f"{_name(node)} has pages nowhere")
+        if node.value is not None and node.parent is not None and not node.parent.is_root and node.parent.value is None:
+            raise IntegrityError(f"{_name(node)} is on the device, its parent isn't")
+        valued = sum(child.value is not None for child in node.children.values())
+        backed = sum(child.host is not None for child in node.children.values())
+        if (valued, backed) != (node.valued_children, node.backed_children):
+            raise IntegrityError(f"{_name(node)} counts its children wrongly")
+        for value in (node.value, node.host.pages if node.host else None):
+            if value is not None and len(value) != node.pages:
+                raise IntegrityError(f"{_name(node)} covers {node.pages} pages and holds {len(value)}")
+    if sizes != {False: tree.evictable, True: tree.protected}:
+        raise IntegrityError(f"evictable {tree.evictable} and protected {tree.protected} should be {sizes}")
+    for name, heap, evictable in (
+        ("device", tree.device_leaves, device_evictable),
+        ("host", tree.host_leaves, host_evictable),
+    ):
+        listed = set(heap.nodes())
+        for node in tree.nodes():
+            if evictable(node) and node not in listed:
+                raise IntegrityError(f"{_name(node)} is a {name} leaf that eviction can't see")
+
+
+def _check_locks(core: "Core") -> None:
+    tree = core.state.tree
+    counts: Counter[Node] = Counter()
+    for lock in tree.locks:
+        if lock.node is None:
+            raise IntegrityError("a released lock is still counted")
+        counts.update(tree.upward(lock.node))
+    for node in {*_all_nodes(tree), *counts}:
+        if node.lock_ref != counts[node]:
+            raise IntegrityError(f"{_name(node)} has lock_ref {node.lock_ref}, {counts[node]} locks hold it")
+    held: set[Lock] = set()
+    requests = [*core.requests.running, *core.requests.draining, *core.requests.all.values()]
+    for request in requests:
+        held.update(lock for lock in (request.lock, request.reserved and request.reserved.lock) if lock is not None)
+    for operation in [*core.state.operations.table.values(), *core.prefetcher.hungry()]:
+        held.update([operation.lock] if operation.lock is not None else [])
+        if isinstance(operation, Step):
+            held.update(operation.locks)
+    if held != tree.locks:
+        raise IntegrityError(f"{len(tree.locks - held)} locks belong to nobody, {len(held - tree.locks)} are unknown")
+
+
+def _check_requests(core: "Core") -> None:
+    rows = [request.row for request in [*core.requests.running, *core.requests.draining]]
+    if not core.state.device.dead and len({*rows, *core.requests.rows}) != len(rows) + len(core.requests.rows):
+        raise IntegrityError(f"a row is used twice: {rows} are taken, {core.requests.rows} are free")
+    for request in core.requests.running:
+        shared = request.shared * core.state.settings.page_size
+        if not shared <= request.computed <= request.scheduled <= request.length:
+            raise IntegrityError(f"{request!r} counts {shared}, {request.computed}, {request.scheduled}")
+    for operation in core.state.operations.table.values():
+        if isinstance(operation, Find | Prefetch) and operation.failed and operation.requests:
+            raise IntegrityError(f"requests wait for operation {operation.op_id}, which has failed")
+
+
+def _all_nodes(tree: RadixTree) -> Iterator[Node]:
+    yield from tree.nodes()
+    yield from tree.detached
+
+
+def _name(node: Node) -> str:
+    return f"node of {node.pages} pages{' (root)' if node.is_root else ''}{' (removed)' if node.detached else ''}"

@@ -1,0 +1,96 @@
+"""The set of evictable leaves, kept in order of eviction (TREE-08).
+
+An entry is pushed when a node becomes a candidate and checked again when it is popped, so that an access costs
+nothing here. A node has at most one valid entry: the one that it carries.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from services.scheduler.core.node import Node
+
+MIN_STALE = 64  # stale entries that are not worth a rebuild
+
+Key = tuple[int, int]
+Order = Callable[["Node"], Key]
+
+
+class Entry(NamedTuple):
+    """A node's place in the heap."""
+
+    key: Key
+    number: int  # breaks ties by age, so that nodes are never compared
+    node: "Node"
+
+
+class LeafHeap:
+    """Candidates of one tier; `slot` names the node's attribute that carries its valid entry."""
+
+    def __init__(self, slot: str, order: Order, evictable: Callable[["Node"], bool]) -> None:
+        self._slot = slot
+        self._order = order
+        self._evictable = evictable
+        self._heap: list[Entry] = []
+        self._number = 0
+        self._stale = 0
+        self._parked: list[Node] = []
+
+    def offer(self, node: "Node") -> None:
+        """Add the node if it is evictable. One that is in already moves only when its key became smaller."""
+        if not self._evictable(node):
+            return
+        key = self._order(node)
+        entry: Entry | None = getattr(node, self._slot)
+        if entry is not None:
+            if entry.key <= key:
+                return
+            self._stale += 1
+        self._number += 1
+        entry = Entry(key, self._number, node)
+        setattr(node, self._slot, entry)
+        heapq.heappush(self._heap, entry)
+
+    def discard(self, node: "Node") -> None:
+        """Forget the node's entry."""
+        if getattr(node, self._slot) is None:
+            return
+        setattr(node, self._slot, None)
+        self._stale += 1
+        if self._stale > max(MIN_STALE, len(self._heap) // 2):
+            self._heap = [entry for entry in self._heap if getattr(entry.node, self._slot) is entry]
+            heapq.heapify(self._heap)
+            self._stale = 0
+
+    def pop(self) -> "Node | None":
+        """The next node to evict, or None. It is no candidate any more until it is offered again."""
+        while self._heap:
+            entry = heapq.heappop(self._heap)
+            node = entry.node
+            if getattr(node, self._slot) is not entry:
+                self._stale -= 1
+                continue
+            setattr(node, self._slot, None)
+            if not self._evictable(node):
+                continue
+            if self._order(node) > entry.key:
+                self.offer(node)
+                continue
+            return node
+        return None
+
+    def park(self, node: "Node") -> None:
+        """Set a popped node aside until `unpark`: a copy reads its pages."""
+        self._parked.append(node)
+
+    def unpark(self) -> None:
+        """Offer every parked node again."""
+        parked, self._parked = self._parked, []
+        for node in parked:
+            self.offer(node)
+
+    def nodes(self) -> Iterator["Node"]:
+        """Nodes with a valid entry and parked ones, in no order; for `check_integrity`."""
+        yield from (entry.node for entry in self._heap if getattr(entry.node, self._slot) is entry)
+        yield from self._parked

@@ -1,0 +1,261 @@
+"""Operations in flight: who still has to answer, what they hold, when they are sent again.
+
+An operation *fails* (its purpose is given up) at once when a peer is lost or stays silent; it *settles* (what it
+holds is free again) only when every process that got the command has acked, fenced or exited. Between the two it is
+in doubt, and its pages are quarantined (design: Fence).
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from services.scheduler.core.events import PeerKey, Send
+from services.scheduler.core.pages import NO_PAGES, HostPool, Pages
+from services.scheduler.core.settings import MAX_SENDS, STEP_TIMEOUT_S, TRANSFER_TIMEOUT_S
+from shared.messages.common import Cancel, Message
+
+if TYPE_CHECKING:
+    from services.scheduler.core.request import Request
+    from services.scheduler.core.tree import Lock
+    from shared.messages.worker import Sampled
+
+
+@dataclass(eq=False, kw_only=True)
+class Operation:
+    """One command to one or more processes."""
+
+    pool: HostPool | None = None  # whose pages it names
+    host_pages: Pages = field(default_factory=lambda: NO_PAGES)
+    lock: "Lock | None" = None
+    op_id: int = 0
+    message: Message | None = None
+    waiting: set[PeerKey] = field(default_factory=set)  # processes that may still act on it
+    failed: bool = False  # given up, not yet settled
+    cancelled: bool = False
+    sends: int = 0
+    deadline: float = 0.0
+    timeout_s: float = TRANSFER_TIMEOUT_S
+
+    @property
+    def held_host_pages(self) -> Pages:
+        """Host pages that are in no node while the operation lasts."""
+        return NO_PAGES
+
+    @property
+    def pinned_host_pages(self) -> Pages:
+        """Host pages of nodes that the operation reads."""
+        return NO_PAGES
+
+
+class HoldsHostPages(Operation):
+    """The pages are in no node."""
+
+    @property
+    def held_host_pages(self) -> Pages:
+        return self.host_pages
+
+
+class PinsHostPages(Operation):
+    """The pages are a node's."""
+
+    @property
+    def pinned_host_pages(self) -> Pages:
+        return self.host_pages
+
+
+@dataclass(eq=False, kw_only=True)
+class Write(HoldsHostPages):
+    """write_backup: WritePages, then CommitPages with the checksums of all ranks."""
+
+    checksums: dict[int, bytes] = field(default_factory=dict)  # by rank
+    committing: bool = False
+
+
+@dataclass(eq=False, kw_only=True)
+class Load(PinsHostPages):
+    """load_back: the nodes under `lock` have their device pages, being filled."""
+
+    requests: "set[Request]" = field(default_factory=set)  # that wait for it
+    bad_from: int = -1  # first page position that failed; -1 = none
+
+
+@dataclass(eq=False, kw_only=True)
+class Release(HoldsHostPages):
+    """ReleasePages: the ids are free at Released."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Find(Operation):
+    """FindPages for one request; others with the same next page wait for it."""
+
+    first: int  # page index of the first digest
+    digests: list[bytes]
+    requests: "list[Request]" = field(default_factory=list)
+
+
+@dataclass(eq=False, kw_only=True)
+class Prefetch(HoldsHostPages):
+    """PrefetchPages: L3 -> host pages, which join the tree under `lock`."""
+
+    seed: bytes
+    tokens: bytes
+    first: int  # page index of host_pages[0]
+    digests: list[bytes]
+    requests: "list[Request]" = field(default_factory=list)
+    taken: int = 0  # leading pages that joined the tree
+    named: int = 0  # leading pages that storage has named so far
+
+    @property
+    def held_host_pages(self) -> Pages:
+        return self.host_pages[self.taken :]
+
+
+@dataclass(eq=False, kw_only=True)
+class Archive(PinsHostPages):
+    """ArchivePages: host pages -> L3."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Step(Operation):
+    """RunStep. In doubt it holds what its requests had: their own pages and their locks."""
+
+    requests: "list[tuple[Request, int, int, bool]]" = field(default_factory=list)  # (.., attempt, tokens, samples)
+    results: "list[Sampled]" = field(default_factory=list)  # of the first rank
+    error: str = ""  # of a rank that failed
+    device_pages: list[Pages] = field(default_factory=list)
+    locks: "list[Lock]" = field(default_factory=list)
+    timeout_s: float = STEP_TIMEOUT_S
+
+
+@dataclass(eq=False, kw_only=True)
+class Control(Operation):
+    """Fence, OpenSegment, MapSegment, DropSegment: no page of its own."""
+
+    on_done: Callable[[Any], None] = lambda _message: None
+
+
+class Operations:
+    """The table of operations, their credits and their deadlines."""
+
+    def __init__(self, send: Callable[[Send], None], on_failed: Callable[[Operation], None]) -> None:
+        self.table: dict[int, Operation] = {}
+        self.now = 0.0
+        self._send = send
+        self._on_failed = on_failed
+        self._next_id = 1
+        self._credits: dict[PeerKey, int] = {}
+        self._backlog: dict[PeerKey, deque[tuple[Operation, Message]]] = {}
+
+    def new_id(self) -> int:
+        """The next op_id of this epoch."""
+        op_id, self._next_id = self._next_id, self._next_id + 1
+        return op_id
+
+    def grant(self, peer: PeerKey, credits: int) -> None:
+        """A process has said how many operations it takes at once."""
+        self._credits[peer] = credits
+        self._backlog.setdefault(peer, deque())
+
+    def start(self, operation: Operation, message: Message, peers: list[PeerKey]) -> None:
+        """Send a command whose op_id is `new_id()`'s; an operation may be started again with its next command."""
+        operation.op_id = message.op_id  # type: ignore[attr-defined]
+        operation.message = message
+        operation.waiting = set(peers)
+        operation.sends = 1
+        operation.deadline = self.now + operation.timeout_s
+        self.table[operation.op_id] = operation
+        for peer in peers:
+            self._spend(peer, operation, message)
+
+    def answered(self, op_id: int, peer: PeerKey) -> Operation | None:
+        """An ack, failure or Cancelled has come. Returns the operation if this peer owed an answer."""
+        operation = self.table.get(op_id)
+        if operation is None or peer not in operation.waiting:
+            return None
+        operation.waiting.discard(peer)
+        self._earn(peer, operation)
+        if not operation.waiting:
+            del self.table[op_id]
+        return operation
+
+    def fail(self, operation: Operation) -> None:
+        """Give an operation up; it stays in doubt until it settles. Calls `on_failed` once."""
+        if not operation.failed:
+            operation.failed = True
+            operation.deadline = float("inf")
+            self._on_failed(operation)
+
+    def cancel(self, operation: Operation) -> None:
+        """Ask the peers to drop it; its own ack or Cancelled still comes."""
+        if not operation.cancelled:
+            operation.cancelled = True
+            for peer in operation.waiting:
+                self._send(Send(peer, Cancel(self.new_id(), operation.op_id)))
+
+    def gone(self, peer: PeerKey, *, below: int | None = None) -> list[Operation]:
+        """The process has fenced (operations before `below`) or exited (all): it touches no page any more.
+
+        Returns the operations that have settled by it; each has failed before.
+        """
+        settled = []
+        for operation in list(self.table.values()):
+            if peer in operation.waiting and (below is None or operation.op_id < below):
+                self.fail(operation)
+                if self.answered(operation.op_id, peer) and not operation.waiting:
+                    settled.append(operation)
+        if below is None:
+            self._credits.pop(peer, None)
+            self._backlog.pop(peer, None)
+        return settled
+
+    def of_peer(self, peer: PeerKey) -> list[Operation]:
+        """Operations that the process has not answered."""
+        return [operation for operation in self.table.values() if peer in operation.waiting]
+
+    def live(self, kind: type[Operation]) -> Iterator[Any]:
+        """Operations of a kind that have not been given up."""
+        return (operation for operation in self.table.values() if isinstance(operation, kind) and not operation.failed)
+
+    def next_deadline(self) -> float:
+        """When the next silent peer is asked again."""
+        return min((operation.deadline for operation in self.table.values()), default=float("inf"))
+
+    def expire(self) -> None:
+        """Send late commands again, a bounded number of times, then give them up."""
+        for operation in list(self.table.values()):
+            if operation.deadline > self.now:
+                continue
+            if operation.sends >= MAX_SENDS or operation.message is None:
+                self.cancel(operation)
+                self.fail(operation)
+                continue
+            operation.sends += 1
+            operation.deadline = self.now + operation.timeout_s
+            queued = {id(waiting) for backlog in self._backlog.values() for waiting, _ in backlog}
+            for peer in operation.waiting:
+                if id(operation) not in queued:
+                    self._send(Send(peer, operation.message))
+
+    def _spend(self, peer: PeerKey, operation: Operation, message: Message) -> None:
+        if isinstance(operation, Control | Step) or self._credits.get(peer, 0) > 0:
+            if not isinstance(operation, Control | Step):
+                self._credits[peer] -= 1
+            self._send(Send(peer, message))
+        else:
+            self._backlog.setdefault(peer, deque()).append((operation, message))
+
+    def _earn(self, peer: PeerKey, operation: Operation) -> None:
+        if isinstance(operation, Control | Step) or peer not in self._credits:
+            return
+        backlog = self._backlog[peer]
+        for position, (waiting, _) in enumerate(backlog):
+            if waiting is operation:
+                del backlog[position]  # it never left; its credit was never spent
+                return
+        self._credits[peer] += 1
+        while backlog and self._credits[peer] > 0:
+            waiting, message = backlog.popleft()
+            self._credits[peer] -= 1
+            waiting.deadline = self.now + waiting.timeout_s
+            self._send(Send(peer, message))

@@ -1,0 +1,278 @@
+"""Who is there, who must fence, and whose memory is gone (design: Fence, Segments)."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from services.scheduler.core.events import PeerKey
+from services.scheduler.core.operations import Control
+from services.scheduler.core.state import State
+from shared.messages.common import Fence, OperationFailed, Refused, Welcome
+from shared.messages.storage import OpenSegment, ReleasePages, SegmentInfo, SegmentOpened, StorageHello
+from shared.messages.worker import DropSegment, MapSegment, WorkerHello
+from shared.packed import pack
+
+FENCE_TIMEOUT_S = 20.0  # a copy of a whole pool takes less; a writer that is silent for longer is stopped or stuck
+SEGMENT_RETRY_S = 5.0  # until a refused OpenSegment is asked again
+
+
+class Listener(Protocol):
+    """What the core does when the topology changes."""
+
+    def group_ready(self, hellos: list[WorkerHello]) -> None:
+        """All ranks are there and have fenced."""
+
+    def group_withdrawn(self) -> None:
+        """A rank is missing."""
+
+    def worker_replaced(self, old: PeerKey) -> None:
+        """A rank has a new process: the device pool of the old one is gone."""
+
+    def storage_replaced(self, old: PeerKey) -> None:
+        """A storage has a new process: the segment of the old one is gone."""
+
+    def storage_lost(self, key: PeerKey) -> None:
+        """A storage is silent, or must fence before it is used again."""
+
+    def pool_ready(self, storage: PeerKey, hello: StorageHello, segment: SegmentInfo) -> None:
+        """A storage's segment is ours and every rank maps it."""
+
+    def fenced(self, peer: PeerKey, op_id: int) -> None:
+        """The process touches no page for operations before `op_id`."""
+
+
+@dataclass(eq=False)
+class WorkerPeer:
+    """One rank's process."""
+
+    key: PeerKey
+    hello: WorkerHello
+    up: bool = True
+    fenced: bool = False
+    mapping: set[int] = field(default_factory=set)  # segment epochs whose MapSegment is sent
+    mapped: set[int] = field(default_factory=set)  # segment epochs
+
+
+@dataclass(eq=False)
+class StoragePeer:
+    """One storage process."""
+
+    key: PeerKey
+    hello: StorageHello
+    up: bool = True
+    fenced: bool = False
+    writers: set[PeerKey] = field(default_factory=set)  # holders of its segments that have not fenced to us
+    segment: SegmentInfo | None = None  # open, and of our geometry
+    released: bool = False  # every page of it is ours to give
+    opening: bool = False
+    retry_at: float = float("inf")  # a silent writer's or a refused segment's deadline
+
+
+class Peers:
+    """Workers and storages; the listener is told when a group or a pool comes or goes."""
+
+    def __init__(self, state: State, listener: Listener) -> None:
+        self._state = state
+        self._listener = listener
+        self.workers: dict[int, WorkerPeer] = {}  # by rank
+        self.storages: dict[str, StoragePeer] = {}  # by identity
+
+    # --- arrivals -----------------------------------------------------------------------------------------------
+
+    def worker_up(self, key: PeerKey, hello: WorkerHello) -> None:
+        """A worker says hello: first of all it must fence."""
+        refusal = self._worker_refusal(hello)
+        if refusal is not None:
+            self._state.send(key, Refused(refusal, False))
+            return
+        known = self.workers.get(hello.rank)
+        if known is not None and known.key == key:
+            known.up, known.fenced = True, False
+        else:
+            if known is not None:
+                self._withdraw_group()
+                self._listener.worker_replaced(known.key)
+            self.workers[hello.rank] = WorkerPeer(key, hello)
+        self._withdraw_group()
+        self._state.operations.grant(key, hello.credits)
+        self._state.send(key, Welcome("scheduler"))
+        self._fence(key)
+
+    def _worker_refusal(self, hello: WorkerHello) -> str | None:
+        tp_size, page_size = self._state.settings.tp_size, self._state.settings.page_size
+        if hello.geometry.tp_size != tp_size or not 0 <= hello.rank < tp_size:
+            return f"rank {hello.rank} of {hello.geometry.tp_size} can't join a group of {tp_size}"
+        if hello.geometry.page_size != page_size:
+            return (
+                f"page_size {hello.geometry.page_size} is not the scheduler's {page_size}: use one configuration"
+            )
+        for other in self.workers.values():
+            if other.up and other.hello.rank != hello.rank and other.hello.model_fingerprint != hello.model_fingerprint:
+                return "its model or weights differ from the other ranks': give all ranks the same model folder"
+        return None
+
+    def storage_up(self, key: PeerKey, hello: StorageHello) -> None:
+        """A storage says hello: first of all it must fence."""
+        known = self.storages.get(key.identity)
+        if known is not None and known.key == key:
+            self._listener.storage_lost(key)
+            known.up, known.fenced = True, False
+        else:
+            if known is not None:
+                self._listener.storage_replaced(known.key)
+                if known.segment is not None:
+                    self._drop_segment(known.segment)
+            writers = {PeerKey(holder.identity, holder.epoch) for holder in hello.holders}
+            known = self.storages[key.identity] = StoragePeer(key, hello, writers=writers)
+            for worker in self.workers.values():
+                if worker.fenced:
+                    known.writers.discard(worker.key)
+            if known.writers:
+                known.retry_at = self._state.now + FENCE_TIMEOUT_S
+        self._state.operations.grant(key, hello.credits)
+        self._state.send(key, Welcome("scheduler"))
+        self._fence(key)
+
+    def _fence(self, key: PeerKey) -> None:
+        op_id = self._state.operations.new_id()
+        operation = Control(on_done=lambda message: self._fenced(key, message, op_id))
+        self._state.operations.start(operation, Fence(op_id), [key])
+
+    def _fenced(self, key: PeerKey, message: object, op_id: int) -> None:
+        if isinstance(message, OperationFailed):
+            if self._is_up(key):
+                self._fence(key)
+            return
+        self._listener.fenced(key, op_id)
+        for worker in self.workers.values():
+            if worker.key == key:
+                worker.fenced = True
+        for storage in self.storages.values():
+            storage.writers.discard(key)
+            if storage.key == key:
+                storage.fenced = True
+        self.advance()
+
+    def _is_up(self, key: PeerKey) -> bool:
+        peers: list[WorkerPeer | StoragePeer] = [*self.workers.values(), *self.storages.values()]
+        return any(peer.key == key and peer.up for peer in peers)
+
+    # --- departures ---------------------------------------------------------------------------------------------
+
+    def lost(self, key: PeerKey) -> None:
+        """Heartbeats are missing; the process may still run, so nothing that it may touch is free."""
+        for worker in self.workers.values():
+            if worker.key == key:
+                worker.up = worker.fenced = False
+                self._withdraw_group()
+        for storage in self.storages.values():
+            if storage.key == key:
+                storage.up = storage.fenced = False
+                self._listener.storage_lost(key)
+
+    def exited(self, key: PeerKey) -> None:
+        """A storage has seen the process end."""
+        for storage in self.storages.values():
+            storage.writers.discard(key)
+        self.lost(key)
+        self.advance()
+
+    # --- towards a usable stack ---------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Do the next thing that the group or a storage is waiting for."""
+        ranks = [self.workers.get(rank) for rank in range(self._state.settings.tp_size)]
+        group = [worker for worker in ranks if worker is not None and worker.up and worker.fenced]
+        if len(group) < self._state.settings.tp_size:
+            return
+        if not self._state.workers:
+            self._state.workers = [worker.key for worker in group]
+            self._listener.group_ready([worker.hello for worker in group])
+        for storage in self.storages.values():
+            if storage.up and storage.fenced:
+                self._advance_storage(storage, group)
+
+    def _advance_storage(self, storage: StoragePeer, group: list[WorkerPeer]) -> None:
+        hello = group[0].hello
+        if storage.segment is None:
+            offered = storage.hello.segment
+            if offered is not None and offered.model_fingerprint == hello.model_fingerprint and not storage.writers:
+                storage.segment = offered
+            elif not storage.opening and (not storage.writers or storage.retry_at <= self._state.now):
+                self._open(storage, hello, fresh=bool(storage.writers))
+                return
+            else:
+                return
+        if not storage.released:
+            self._release_all(storage, storage.segment)
+            return
+        for worker in group:
+            if storage.segment.epoch not in worker.mapping | worker.mapped:
+                self._map(storage.segment, worker)
+        if all(storage.segment.epoch in worker.mapped for worker in group):
+            self._listener.pool_ready(storage.key, storage.hello, storage.segment)
+
+    def _open(self, storage: StoragePeer, hello: WorkerHello, *, fresh: bool) -> None:
+        def opened(message: object) -> None:
+            storage.opening = False
+            if isinstance(message, SegmentOpened):
+                storage.segment, storage.retry_at = message.segment, float("inf")
+                storage.released = True  # a new one: no page has a name
+                self.advance()
+            else:
+                self._state.counters["segment_refused"] += 1
+                storage.retry_at = self._state.now + SEGMENT_RETRY_S
+
+        storage.opening = True
+        message = OpenSegment(self._state.operations.new_id(), hello.geometry, hello.model_fingerprint, fresh)
+        self._state.operations.start(Control(on_done=opened), message, [storage.key])
+
+    def _release_all(self, storage: StoragePeer, segment: SegmentInfo) -> None:
+        def released(message: object) -> None:
+            storage.opening = False
+            storage.released = not isinstance(message, OperationFailed)
+            if storage.released:
+                self.advance()
+            else:
+                storage.retry_at = self._state.now + SEGMENT_RETRY_S
+
+        if not storage.opening:
+            storage.opening = True
+            pages = range(segment.first_page, segment.first_page + segment.page_count)
+            message = ReleasePages(self._state.operations.new_id(), segment.epoch, pack(pages))
+            self._state.operations.start(Control(on_done=released), message, [storage.key])
+
+    def _map(self, segment: SegmentInfo, worker: WorkerPeer) -> None:
+        def mapped(message: object) -> None:
+            worker.mapping.discard(segment.epoch)
+            if isinstance(message, OperationFailed):
+                self._state.counters["map_failed"] += 1
+            else:
+                worker.mapped.add(segment.epoch)
+                self.advance()
+
+        worker.mapping.add(segment.epoch)
+        self._state.operations.start(
+            Control(on_done=mapped), MapSegment(self._state.operations.new_id(), segment), [worker.key]
+        )
+
+    def _drop_segment(self, segment: SegmentInfo) -> None:
+        for worker in self.workers.values():
+            if worker.up and segment.epoch in worker.mapped:
+                worker.mapped.discard(segment.epoch)
+                message = DropSegment(self._state.operations.new_id(), segment.storage_id, segment.epoch)
+                self._state.operations.start(Control(), message, [worker.key])
+
+    def _withdraw_group(self) -> None:
+        self._state.workers = []
+        self._listener.group_withdrawn()
+
+    def expire(self) -> None:
+        """Ask again where a segment was refused, or where a writer never fenced."""
+        for storage in self.storages.values():
+            if storage.retry_at <= self._state.now:
+                storage.retry_at = self._state.now + SEGMENT_RETRY_S if storage.segment is None else float("inf")
+                self.advance()
+
+    def next_deadline(self) -> float:
+        """The earliest of those."""
+        return min((storage.retry_at for storage in self.storages.values()), default=float("inf"))

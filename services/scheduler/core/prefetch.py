@@ -1,0 +1,268 @@
+"""L3 -> host pages while a request waits (STORE-06)."""
+
+from services.scheduler.core.events import PeerKey
+from services.scheduler.core.host_memory import HostMemory
+from services.scheduler.core.node import HostSpan
+from services.scheduler.core.operations import Find, Operation, Prefetch
+from services.scheduler.core.pages import HostPool, Pages
+from services.scheduler.core.request import Request, RequestState, Reservation
+from services.scheduler.core.settings import (
+    LOOKUP_TIMEOUT_S,
+    MAX_LOOKUPS,
+    PREFETCH_BASE_S,
+    PREFETCH_MAX_S,
+    PREFETCH_PER_1024_TOKENS_S,
+    PREFETCH_SHARE,
+)
+from services.scheduler.core.state import State
+from shared.messages.storage import FindPages, PrefetchPages
+from shared.packed import pack, unpack
+from shared.page_hash import chain
+
+
+class Prefetcher:
+    """Asks L3 for what a new request lacks; requests with the same next page share one answer."""
+
+    def __init__(self, state: State, host: HostMemory) -> None:
+        self._state = state
+        self._host = host
+        self._by_digest: dict[bytes, Find | Prefetch] = {}  # what is being looked up or fetched
+        self._hungry: list[tuple[Find, int]] = []  # found, waiting for host pages: (lookup, pages found)
+        self.backends: dict[PeerKey, str] = {}  # storages with an L3
+
+    def consider(self, request: Request) -> None:
+        """Send a queued request to LOOKUP, to a lookup that runs already, or to READY."""
+        request.state, request.state_deadline = RequestState.READY, float("inf")
+        settings = self._state.settings
+        pool = self._host.pool()
+        storage = self._host.storage_of(pool) if pool is not None else None
+        if not settings.prefetch or storage not in self.backends or request.lookups >= MAX_LOOKUPS:
+            return
+        limit = (request.length - 1) // settings.page_size
+        match = self._state.tree.match_prefix(request.seed, bytes(request.tokens), limit)
+        first = match.device_pages + match.host_pages
+        if (limit - first) * settings.page_size < max(1, settings.prefetch_threshold):
+            return
+        request.lookups += 1
+        request.state = RequestState.LOOKUP
+        parent = self._state.tree.digests(match.end)[-1] if not match.end.is_root else request.seed
+        start = first * self._state.tree.page_bytes
+        digests = list(chain(parent, bytes(request.tokens[start:]), settings.page_size))[: limit - first]
+        running = self._by_digest.get(digests[0])
+        if running is not None:
+            running.requests.append(request)
+            request.state_deadline = running.requests[0].state_deadline
+            return
+        request.state_deadline = self._state.now + LOOKUP_TIMEOUT_S
+        find = Find(first=first, digests=digests, requests=[request], lock=self._state.tree.lock(match.end))
+        self._by_digest[digests[0]] = find
+        message = FindPages(self._state.operations.new_id(), b"".join(digests))
+        self._state.counters["lookups"] += 1
+        self._state.operations.start(find, message, [storage])
+
+    def found(self, find: Find, hits: int) -> None:
+        """Fetch what L3 has, if it is long enough and its first request still waits."""
+        enough = hits * self._state.settings.page_size >= max(1, self._state.settings.prefetch_threshold)
+        if find.failed or not enough or not find.requests or find.lock is None or find.lock.node is None:
+            self.end(find)
+            return
+        for request in find.requests:
+            request.state_deadline = self._deadline(request, hits)
+        self._hungry.append((find, hits))
+        self._state.space_freed = True
+
+    def retry(self) -> None:
+        """Start the fetches that wait for host pages, as far as there are any."""
+        hungry, self._hungry = self._hungry, []
+        for find, hits in hungry:
+            if not find.requests or find.failed or not self._fetch(find, hits):
+                self.end(find)
+
+    def _fetch(self, find: Find, hits: int) -> bool:
+        """Start a fetch, or keep it waiting for released pages. False when there is no room for it."""
+        pool = self._host.pool()
+        storage = self._host.storage_of(pool) if pool is not None else None
+        if pool is None or storage is None:
+            return False
+        settings = self._state.settings
+        share = int(pool.total * PREFETCH_SHARE)
+        count = min(hits, len(find.digests), share)
+        if count * settings.page_size < max(1, settings.prefetch_threshold):
+            self._state.counters["prefetch_dropped_no_room"] += hits
+            return False
+        if pool.prefetching + count > share:
+            self._hungry.append((find, hits))  # until another fetch makes room or the request's time is over
+            return True
+        pages = pool.alloc(count)
+        if pages is None:
+            if not self._host.evict_host(pool, count):
+                self._state.counters["prefetch_dropped_no_host_page"] += hits
+                return False
+            self._hungry.append((find, hits))
+            return True
+        self._start(find, pool, storage, pages)
+        return True
+
+    def _start(self, find: Find, pool: HostPool, storage: PeerKey, pages: Pages) -> None:
+        digests = find.digests[: len(pages)]
+        request = find.requests[0]
+        end = (find.first + len(pages)) * self._state.tree.page_bytes
+        operation = Prefetch(
+            pool=pool,
+            host_pages=pages,
+            lock=find.lock,
+            seed=request.seed,
+            tokens=bytes(request.tokens[:end]),
+            first=find.first,
+            digests=digests,
+            requests=find.requests,
+        )
+        find.lock, find.requests = None, []
+        self._forget(find)
+        for digest in digests:
+            self._by_digest[digest] = operation
+        pool.prefetching += len(pages)
+        deadline = self._deadline(request, len(pages))
+        for waiting in operation.requests:
+            waiting.state, waiting.state_deadline = RequestState.PREFETCHING, deadline
+        message = PrefetchPages(self._state.operations.new_id(), pool.segment_epoch, pack(pages), b"".join(digests))
+        self._state.counters["prefetch_pages"] += len(pages)
+        operation.timeout_s = max(operation.timeout_s, PREFETCH_MAX_S)
+        self._state.operations.start(operation, message, [storage])
+
+    def _deadline(self, request: Request, pages: int) -> float:
+        policy = self._state.settings.prefetch_policy
+        if policy == "wait_complete":
+            return request.deadline
+        if policy == "best_effort":
+            return self._state.now
+        tokens = pages * self._state.settings.page_size
+        wait_s = PREFETCH_BASE_S + PREFETCH_PER_1024_TOKENS_S * tokens / 1024
+        return min(self._state.now + min(wait_s, PREFETCH_MAX_S), request.deadline)
+
+    def progressed(self, operation: Prefetch, named: bytes) -> None:
+        """Note what is named so far."""
+        if not operation.failed:
+            operation.named = max(operation.named, _leading(named, len(operation.host_pages)))
+
+    def fetched(self, operation: Prefetch, named: bytes) -> None:
+        """PrefetchDone or Cancelled: the leading named pages join the tree, the others go back."""
+        self.progressed(operation, named)
+        self._take(operation)
+        all_named = set(unpack(named).tolist())
+        self._give_back(operation, all_named)
+        self.end(operation)
+
+    def _take(self, operation: Prefetch) -> None:
+        """Put the leading named pages into the tree, once."""
+        lock, pool = operation.lock, operation.pool
+        if lock is None or lock.node is None or pool is None or pool.dead or operation.failed or operation.taken:
+            return
+        count = operation.named
+        if count and not lock.node.detached:
+            tree = self._state.tree
+            tokens = operation.tokens[: (operation.first + count) * tree.page_bytes]
+            span = HostSpan(pool, operation.host_pages[:count])
+            self._host.release(tree.insert_host(operation.seed, tokens, operation.first, span))
+            operation.taken = count
+            pool.prefetching -= count
+            self._state.counters["prefetch_taken_pages"] += count
+            for position, request in enumerate(operation.requests):
+                request.prefetched = (operation.first, operation.first + count)
+                self._reserve(request, pool, 0 if position else count)
+        operation.lock = None
+        self._state.unlock(lock)
+
+    def _reserve(self, request: Request, pool: HostPool, count: int) -> None:
+        """Keep what was fetched for a request until its admission; it stays within the share of prefetches."""
+        self.unreserve(request)
+        pages = request.prefetched[1]
+        end = self._state.tree.match_prefix(request.seed, bytes(request.tokens), pages).end
+        request.reserved = Reservation(self._state.tree.lock(end), pool, count)
+        pool.prefetching += count
+
+    def unreserve(self, request: Request) -> None:
+        """The request is admitted or ends, or an older one needs the memory."""
+        if request.reserved is not None:
+            lock, pool, count = request.reserved
+            request.reserved = None
+            pool.prefetching -= count
+            self._state.unlock(lock)
+            self._state.space_freed = True
+
+    def _give_back(self, operation: Prefetch, named: set[int]) -> None:
+        pool = operation.pool
+        if pool is None or pool.dead:
+            return
+        rest = range(operation.taken, len(operation.host_pages))
+        pool.prefetching -= len(rest)
+        by_name: dict[bool, list[int]] = {True: [], False: []}
+        for position in rest:
+            by_name[position in named].append(position)
+        self._host.release([HostSpan(pool, operation.host_pages[by_name[True]])])
+        self._host.give_back(pool, operation.host_pages[by_name[False]])
+
+    def give_up(self, operation: Operation) -> None:
+        """A lookup or fetch has failed or its time is over: its requests go on with what is there."""
+        if isinstance(operation, Prefetch):
+            self._take(operation)
+        if isinstance(operation, Find | Prefetch):
+            self.end(operation)
+
+    def settle(self, operation: Prefetch) -> None:
+        """A fetch in doubt has ended: any of its pages may have been named."""
+        pool = operation.pool
+        if pool is not None and not pool.dead:
+            rest = operation.held_host_pages
+            pool.prefetching -= len(rest)
+            self._host.release([HostSpan(pool, rest)])
+
+    def expire(self, request: Request) -> None:
+        """A request has waited long enough for its lookup or fetch."""
+        for operation in {id(operation): operation for operation in self._by_digest.values()}.values():
+            if request in operation.requests:
+                self._state.counters["prefetch_timed_out"] += 1
+                if isinstance(operation, Prefetch):
+                    self._take(operation)
+                    self._state.operations.cancel(operation)
+                    self.end(operation)
+                else:
+                    operation.requests.remove(request)
+        request.state, request.state_deadline = RequestState.READY, float("inf")
+
+    def leave(self, request: Request) -> None:
+        """A request ends: what only it waited for is dropped."""
+        for operation in {id(operation): operation for operation in self._by_digest.values()}.values():
+            if request in operation.requests:
+                operation.requests.remove(request)
+                if not operation.requests and operation.op_id in self._state.operations.table:
+                    self._state.operations.cancel(operation)
+                if not operation.requests and isinstance(operation, Prefetch):
+                    self.end(operation)
+
+    def end(self, operation: Find | Prefetch) -> None:
+        """No request waits for it any more: the first goes on, the others look again."""
+        self._forget(operation)
+        if operation.lock is not None:
+            lock, operation.lock = operation.lock, None
+            self._state.unlock(lock)
+        requests, operation.requests = operation.requests, []
+        for position, request in enumerate(requests):
+            request.state, request.state_deadline = RequestState.READY, float("inf")
+            if position:
+                self.consider(request)
+
+    def hungry(self) -> list[Find]:
+        """Lookups that have ended and wait for host pages."""
+        return [find for find, _ in self._hungry]
+
+    def _forget(self, operation: Find | Prefetch) -> None:
+        for digest in operation.digests:
+            if self._by_digest.get(digest) is operation:
+                del self._by_digest[digest]
+
+
+def _leading(named: bytes, pages: int) -> int:
+    """How many leading positions are named: the usable prefix ends at the first gap."""
+    have = set(unpack(named).tolist())
+    return next((position for position in range(pages) if position not in have), pages)

@@ -1,0 +1,39 @@
+"""What the core is told at its start, and its bounds with their reasons."""
+
+from typing import Literal, NamedTuple
+
+LOOKUP_TIMEOUT_S = 2.0  # an existence check is a dictionary lookup: 2 s means that the storage is in trouble
+PREFETCH_BASE_S = 2.0  # stop policy "timeout": 2 s + 0.1 s per 1,024 tokens, at most 30 s
+PREFETCH_PER_1024_TOKENS_S = 0.1
+PREFETCH_MAX_S = 30.0
+MAX_LOOKUPS = 3  # how often a request asks or joins a lookup before it computes what is missing
+
+STEP_TIMEOUT_S = 60.0  # a step of a full token budget takes about 2 s on a slow CPU
+TRANSFER_TIMEOUT_S = 10.0  # a copy of 64 pages takes 0.1 s; L3 I/O of a batch about 1 s
+MAX_SENDS = 3  # a command is sent at most this often, then its outcome is in doubt
+MAX_STEP_FAILURES = 3  # a request whose step failed this often is refused with a retryable error
+MAX_BACKLOG = 4096  # commands that wait for a credit of one peer; the oldest backup is dropped beyond
+
+PREFETCH_SHARE = 0.25  # of a host pool that prefetches may hold
+ARCHIVE_SHARE = 0.25  # of a host pool that archiving may pin
+MAX_WAITING_BACKUPS = 256  # nodes that wait for host pages; more are left for their next hit
+
+WRITE_THRESHOLDS = {"write_through": 1, "write_through_selective": 2}  # hits before a node is backed up
+
+
+class CoreSettings(NamedTuple):
+    """The scheduler's share of the configuration."""
+
+    page_size: int = 64  # tokens
+    write_policy: Literal["write_through", "write_through_selective"] = "write_through"
+    eviction: Literal["lru", "priority"] = "lru"
+    load_back_threshold: int = 10  # tokens
+    prefetch: bool = True
+    prefetch_threshold: int = 256  # tokens
+    prefetch_policy: Literal["best_effort", "wait_complete", "timeout"] = "timeout"
+    host_tier: bool = True  # a storage is expected
+    max_running: int = 16  # requests
+    max_queued: int = 1024  # requests
+    token_budget: int = 512  # tokens computed in a step
+    request_timeout_s: float = 600.0
+    tp_size: int = 1  # worker ranks

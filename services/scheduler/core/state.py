@@ -1,0 +1,50 @@
+"""What the managers of the core share."""
+
+from collections import Counter
+
+from services.scheduler.core.events import PeerKey, Send
+from services.scheduler.core.node import Node
+from services.scheduler.core.operations import Operation, Operations
+from services.scheduler.core.pages import PagePool
+from services.scheduler.core.settings import CoreSettings
+from services.scheduler.core.tree import Lock, RadixTree
+from shared.messages.common import Message
+
+
+class State:
+    """Tree, pools, operations, and the commands that one event has caused."""
+
+    def __init__(self, settings: CoreSettings) -> None:
+        self.settings = settings
+        self.now = 0.0
+        self.outbox: list[Send] = []
+        self.counters: Counter[str] = Counter()
+        self.failures: list[Operation] = []  # given up during this event; the core deals with each once
+        self.operations = Operations(self.outbox.append, self.failures.append)
+        self.device = PagePool(1, 0)  # replaced when a worker group is there
+        self.device.dead = True
+        self.workers: list[PeerKey] = []  # the ranks of a complete, fenced group, else empty
+        self.tree = RadixTree(settings.page_size, self._device_order, self._host_order)
+        self.space_freed = False  # host pages came free: waiting backups and prefetches may go on
+
+    @property
+    def ready(self) -> bool:
+        """The worker group takes commands."""
+        return bool(self.workers)
+
+    def send(self, peer: PeerKey, message: Message) -> None:
+        """Queue a message that is no operation."""
+        self.outbox.append(Send(peer, message))
+
+    def unlock(self, lock: Lock) -> None:
+        """Release a lock; pages of removed nodes go back to the pool."""
+        self.device.free(self.tree.unlock(lock))
+
+    def _device_order(self, node: Node) -> tuple[int, int]:
+        return (node.priority if self.settings.eviction == "priority" else 0, node.last_access)
+
+    def _host_order(self, node: Node) -> tuple[int, int]:
+        # Copies of resident nodes go first only when the host pool is the smaller one (TIER-09).
+        pool = node.host.pool if node.host is not None else None
+        small = pool is not None and pool.total < self.device.total
+        return (int((node.value is not None) != small), node.last_access)

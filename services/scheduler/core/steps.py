@@ -1,0 +1,117 @@
+"""What the end of a step means for its requests."""
+
+import struct
+from collections import defaultdict
+
+from services.scheduler.core.device_memory import DeviceMemory
+from services.scheduler.core.events import PeerKey
+from services.scheduler.core.operations import Step
+from services.scheduler.core.request import Request, RequestState
+from services.scheduler.core.requests import Requests
+from services.scheduler.core.settings import MAX_STEP_FAILURES
+from services.scheduler.core.state import State
+from shared.messages.gateway import Emission, EmitTokens
+from shared.messages.worker import Sampled
+from shared.packed import pack
+
+
+class Steps:
+    """Follows RunStep commands to their end."""
+
+    def __init__(self, state: State, requests: Requests, device: DeviceMemory) -> None:
+        self._state = state
+        self._requests = requests
+        self._device = device
+
+    def done(self, step: Step, sampled: list[Sampled]) -> None:
+        """StepDone of all ranks: tokens to the gateways, pages to the tree."""
+        by_row = {result.row: result for result in sampled}
+        emissions: dict[PeerKey, list[Emission]] = defaultdict(list)
+        ended: list[tuple[Request, str]] = []
+        for request, attempt, count, samples in step.requests:
+            if request.attempt != attempt:
+                continue
+            row = request.row
+            request.in_flight -= 1
+            request.computed += count
+            if request.state is RequestState.DRAINING:
+                if not request.in_flight:
+                    self._requests.drained(request)
+                continue
+            request.step_failures = 0
+            if samples:
+                emissions[request.key.gateway].append(self._emit(request, by_row[row]))
+                reason = _end_reason(request, by_row[row].token)
+                if reason is not None:
+                    ended.append((request, reason))
+                    continue
+            if not request.in_flight and request.computed <= request.prompt_tokens:
+                self._device.cache_unfinished_req(request)
+        for gateway, batch in emissions.items():
+            self._state.send(gateway, EmitTokens(batch))
+        for request, reason in ended:
+            self._requests.finish(request, reason)
+
+    def _emit(self, request: Request, result: Sampled) -> Emission:
+        request.tokens += pack([result.token])
+        request.output_tokens += 1
+        return Emission(
+            request.key.request_id,
+            pack([result.token]),
+            struct.pack("<f", result.logprob),
+            [result.top_ids],
+            [result.top_logprobs],
+        )
+
+    def failed(self, step: Step, reason: str) -> None:
+        """A step has ended without result: its requests compute the same again, a bounded number of times."""
+        self._state.counters[f"step_failed_{reason}"] += 1
+        for request, attempt, _, _ in step.requests:
+            if request.attempt != attempt:
+                continue
+            request.in_flight -= 1
+            request.step_failures += 1
+            if request.state is RequestState.DRAINING:
+                if not request.in_flight:
+                    self._requests.drained(request)
+            elif request.step_failures >= MAX_STEP_FAILURES:
+                text = (
+                    f"the model failed {request.step_failures} times on this request ({reason}); see the worker's log"
+                )
+                self._requests.reject(request, 503, text)
+            else:
+                # A later step in flight was built on this one: what it returns is ignored.
+                self._requests.stop(request, trusted=False) if request.in_flight else request.rewind()
+
+    def in_doubt(self, step: Step) -> None:
+        """The worker is lost in mid-step: the last step that names a request keeps its pages and lock."""
+        for request, attempt, _, _ in step.requests:
+            if request.attempt != attempt:
+                continue
+            holder = max(
+                (
+                    other
+                    for other in [*self._state.operations.table.values(), step]
+                    if isinstance(other, Step) and (request, attempt) in [(r, a) for r, a, _, _ in other.requests]
+                ),
+                key=lambda other: other.op_id,
+            )
+            holder.device_pages.append(request.own_pages)
+            if request.lock is not None:
+                holder.locks.append(request.lock)
+            self._requests.abandon(request)
+
+    def settle(self, step: Step) -> None:
+        """No worker touches the pages of a step in doubt any more."""
+        for pages in step.device_pages:
+            self._state.device.free(pages)
+        for lock in step.locks:
+            self._state.unlock(lock)
+        step.device_pages.clear()
+        step.locks.clear()
+
+
+def _end_reason(request: Request, token: int) -> str | None:
+    if token in request.stop_token_ids:
+        return "stop"
+    return "length" if request.output_tokens >= request.max_tokens else None

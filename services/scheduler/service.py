@@ -1,0 +1,223 @@
+"""The asyncio shell round the core: sockets, heartbeats, the clock. It decides nothing."""
+
+import asyncio
+import json
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.scheduler.core.core import Core
+from services.scheduler.core.events import DeadlineReached, Event, PeerKey, PeerLost, PeerUp, Received, Send
+from services.scheduler.core.settings import CoreSettings
+from services.scheduler.core.status import status
+from shared.config import Config
+from shared.errors import ProtocolError
+from shared.link import BUSY_INTERVAL_S, IDLE_INTERVAL_S, MISSED_BEATS, new_epoch
+from shared.messages import ToScheduler
+from shared.messages.common import Heartbeat, HelloWanted, Message, Refused
+from shared.messages.gateway import GatewayHello, Status, StatusWanted
+from shared.messages.storage import StorageHello
+from shared.messages.worker import WorkerHello
+from shared.transport import Counters, Decoder, Router, decode_envelope, encode
+
+FIRST_INTERVAL_S = 5.0  # what a peer may take until its first heartbeat
+FORGET_PEER_S = 600.0  # a lost peer's name is kept in the status this long
+
+log = logging.getLogger("kvtide.scheduler")
+
+
+@dataclass
+class PeerRecord:
+    """What the shell knows of a process."""
+
+    key: PeerKey
+    role: str
+    hello: Message
+    heard_s: float
+    interval_s: float = FIRST_INTERVAL_S
+    up: bool = True
+    stats: dict[str, float] = field(default_factory=dict)
+
+
+class SchedulerService:
+    """Feeds the core with events and sends its commands."""
+
+    def __init__(self, config: Config) -> None:
+        self.epoch = new_epoch()
+        self.counters = Counters()
+        self._core = Core(core_settings(config))
+        self._router = Router(config.scheduler_endpoint)
+        self._decode = Decoder(ToScheduler)
+        self._peers: dict[str, PeerRecord] = {}  # by identity
+        self._started_s = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+        self._wake = asyncio.Event()
+        self._interval_s = IDLE_INTERVAL_S
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set."""
+        tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._beat())]
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            for task in [*tasks, stopping]:
+                task.cancel()
+            await asyncio.gather(*tasks, stopping, return_exceptions=True)
+            self._router.close()
+
+    # --- in -----------------------------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        while True:
+            identity, frames = await self._router.receive()
+            try:
+                if len(frames) != 2:
+                    raise ProtocolError(f"a message has 2 frames, not {len(frames)}")
+                envelope = decode_envelope(frames[0])
+                message = self._decode(frames[1])
+            except ProtocolError as error:
+                self.counters["malformed"] += 1
+                log.warning("message_dropped peer=%s reason=malformed detail=%s", identity, error)
+                if "protocol" in str(error):
+                    self._send(PeerKey(identity, 0), Refused(str(error), False))
+                continue
+            self._take(PeerKey(identity, envelope.sender_epoch), envelope.receiver_epoch, message)
+
+    def _take(self, peer: PeerKey, receiver_epoch: int, message: Any) -> None:
+        if isinstance(message, WorkerHello | StorageHello | GatewayHello):
+            self._greet(peer, message)
+            return
+        record = self._peers.get(peer.identity)
+        if record is None or record.key != peer or receiver_epoch != self.epoch:
+            self.counters["old_epoch"] += 1
+            if record is None or peer.epoch >= record.key.epoch:
+                self._send(peer, HelloWanted())
+            return
+        record.heard_s = time.monotonic()
+        if not record.up:
+            record.up = True
+            log.info("peer_back peer=%s", peer.identity)
+            self._feed(PeerUp(peer, record.hello))
+        if isinstance(message, Heartbeat):
+            record.interval_s, record.stats = message.interval_s, message.stats
+        elif isinstance(message, StatusWanted):
+            self._send(peer, Status(json.dumps(self.status()).encode()))
+        else:
+            self._feed(Received(peer, message))
+
+    def _greet(self, peer: PeerKey, hello: Any) -> None:
+        if hello.identity != peer.identity:
+            self._send(peer, Refused(f"identity {hello.identity!r} differs from the socket's {peer.identity!r}", False))
+            return
+        known = self._peers.get(peer.identity)
+        if known is not None and known.key.epoch > peer.epoch:
+            self._send(peer, Refused(f"a newer process has the identity {peer.identity!r}", False))
+            return
+        role = type(hello).__name__.removesuffix("Hello").lower()
+        self._peers[peer.identity] = PeerRecord(peer, role, hello, time.monotonic())
+        log.info("peer_up peer=%s role=%s epoch=%d", peer.identity, role, peer.epoch)
+        self._feed(PeerUp(peer, hello))
+
+    # --- the core -----------------------------------------------------------------------------------------------
+
+    def _feed(self, event: Event) -> None:
+        for command in self._core.handle(event, time.monotonic()):
+            self._deliver(command)
+        self._arm()
+        if self._busy() and self._interval_s == IDLE_INTERVAL_S:
+            self._wake.set()
+
+    def _deliver(self, command: Send) -> None:
+        if isinstance(command.message, Refused):
+            log.warning("peer_refused peer=%s reason=%s", command.peer.identity, command.message.reason)
+        self._send(command.peer, command.message)
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._core.next_deadline()
+        if deadline is not None:
+            delay = max(0.0, deadline - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._feed, DeadlineReached())
+
+    def _busy(self) -> bool:
+        return bool(self._core.requests.all or self._core.state.operations.table)
+
+    # --- out ----------------------------------------------------------------------------------------------------
+
+    def _send(self, peer: PeerKey, message: Message) -> None:
+        if not self._router.send(peer.identity, encode(self.epoch, peer.epoch, message)):
+            self.counters["unreachable"] += 1
+
+    async def _beat(self) -> None:
+        while True:
+            now = time.monotonic()
+            for record in list(self._peers.values()):
+                silent_s = now - record.heard_s
+                if record.up and silent_s > MISSED_BEATS * record.interval_s:
+                    record.up = False
+                    log.warning("peer_lost peer=%s silent_s=%.1f", record.key.identity, silent_s)
+                    self._feed(PeerLost(record.key))
+                elif not record.up and (silent_s > FORGET_PEER_S or record.role == "gateway"):
+                    del self._peers[record.key.identity]
+            self._interval_s = BUSY_INTERVAL_S if self._busy() else IDLE_INTERVAL_S
+            for record in self._peers.values():
+                self._send(record.key, Heartbeat(self._interval_s, {}))
+            self._wake.clear()
+            due = [r.heard_s + MISSED_BEATS * r.interval_s - now for r in self._peers.values() if r.up]
+            wait_s = max(0.05, min([self._interval_s, *due]))
+            try:
+                await asyncio.wait_for(self._wake.wait(), wait_s)
+            except TimeoutError:
+                continue
+
+    def status(self) -> dict[str, Any]:
+        """The core's status, and the peers."""
+        now = time.monotonic()
+        return status(self._core) | {
+            "scheduler": {"epoch": self.epoch, "uptime_s": round(now - self._started_s, 1), **self.counters},
+            "peers": [
+                {
+                    "identity": record.key.identity,
+                    "role": record.role,
+                    "epoch": record.key.epoch,
+                    "up": record.up,
+                    "silent_s": round(now - record.heard_s, 1),
+                    "stats": record.stats,
+                }
+                for record in self._peers.values()
+            ],
+        }
+
+
+def core_settings(config: Config) -> CoreSettings:
+    """The core's share of the configuration."""
+    cache, scheduler = config.cache, config.scheduler
+    return CoreSettings(
+        page_size=cache.page_size,
+        write_policy=cache.write_policy,
+        eviction=cache.eviction,
+        load_back_threshold=cache.load_back_threshold,
+        prefetch=cache.prefetch,
+        prefetch_threshold=cache.prefetch_threshold,
+        prefetch_policy=cache.prefetch_policy,
+        host_tier=cache.host_bytes > 0,
+        max_running=scheduler.max_running,
+        max_queued=scheduler.max_queued,
+        token_budget=scheduler.token_budget,
+        request_timeout_s=scheduler.request_timeout_s,
+    )
+
+
+async def serve(config: Config, identity: str, stop: asyncio.Event) -> None:
+    """Run the scheduler service."""
+    service = SchedulerService(config)
+    log.info("listening identity=%s endpoint=%s epoch=%d", identity, config.scheduler_endpoint, service.epoch)
+    await service.run(stop)

@@ -1,0 +1,100 @@
+"""The contract of an L3 backend: what it promises, and when a result is safe to use.
+
+A `Backend` is one store; `of_model` gives the part of it that one model may see (the key of a page is model
+fingerprint and digest). A store that is lost, full or slow costs misses, never an exception in a batch.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shared.geometry import PageGeometry
+from shared.messages.storage import BackendInfo
+from shared.segments import Checksums
+
+MAX_BATCH = 128  # pages in one call: what a store that batches its round trips takes at once
+
+
+class BatchRead(NamedTuple):
+    """Result of `batch_get`."""
+
+    checksums: list[Checksums | None]  # uint32 [units] of each page that is in its buffer, None for a miss
+    corrupt: int  # misses whose page was there and failed its check
+
+
+class ModelPages(ABC):
+    """The pages of one model. `stop`, once set, turns pages that haven't begun into misses."""
+
+    @abstractmethod
+    async def batch_exists(self, digests: Sequence[bytes]) -> int:
+        """Number of leading digests that the store has. It may be out of date by the time of `batch_get`."""
+
+    @abstractmethod
+    async def batch_get(
+        self, digests: Sequence[bytes], buffers: Sequence[memoryview], stop: threading.Event
+    ) -> BatchRead:
+        """Read pages into `buffers`, page_bytes each, and check their content against the checksums stored with it.
+
+        When it returns, no thread writes into a buffer any more. A missed page's buffer may hold anything.
+        """
+
+    @abstractmethod
+    async def batch_set(
+        self,
+        digests: Sequence[bytes],
+        buffers: Sequence[memoryview],
+        checksums: Sequence[Checksums],
+        stop: threading.Event,
+    ) -> list[bool]:
+        """Store pages with their checksums; True where the store has the page now, be it from before.
+
+        The caller keeps the buffers unchanged until it returns; then no thread reads them any more.
+        """
+
+    @abstractmethod
+    async def remove(self, digests: Sequence[bytes]) -> int:
+        """Forget pages; returns how many there were."""
+
+
+class Backend(ABC):
+    """One store."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Make the store usable. Raises StorageError when it can't be."""
+
+    @property
+    @abstractmethod
+    def info(self) -> BackendInfo:
+        """Identity and promises; known after `start`."""
+
+    @abstractmethod
+    async def of_model(self, model_fingerprint: bytes, geometry: PageGeometry) -> ModelPages:
+        """The pages of one model. Raises StorageError when the store holds another one under its key."""
+
+    @abstractmethod
+    async def refresh(self) -> None:
+        """Look for what other instances stored or removed; called every REFRESH_S."""
+
+    @abstractmethod
+    async def clear(self) -> None:
+        """Forget every page of every model."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, float]:
+        """Numbers for status and metrics, named l3_*."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give everything up. Reads and writes that hang in a device are left behind."""
+
+
+REFRESH_S = 2.0  # two rounds and a slow scan stay below the 5 s in which another instance's pages must be seen
+
+
+def check_batch(digests: Sequence[bytes], *others: Sequence[object]) -> None:
+    """Raises ValueError when a batch is too long or its lists differ in length."""
+    if len(digests) > MAX_BATCH or any(len(other) != len(digests) for other in others):
+        lengths = [len(digests), *map(len, others)]
+        raise ValueError(f"a batch has lists of one length, at most {MAX_BATCH}, not {lengths}")

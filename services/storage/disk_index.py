@@ -1,0 +1,146 @@
+"""Which page files there are, how much they take, and which was used longest ago. In memory, safe for threads."""
+
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+SUFFIX = ".page"
+MODEL_DIGITS = 16  # hexadecimal digits of the model fingerprint that name its folder; the header has all of it
+SHARD_DIGITS = 2  # 256 folders a model: a million files are 4,000 in each
+
+
+class Shard(NamedTuple):
+    """A folder of page files."""
+
+    model: str  # MODEL_DIGITS hexadecimal digits
+    digits: str  # first SHARD_DIGITS of the digests in it
+
+    def path(self, folder: Path) -> Path:
+        """Where the shard lies in the store's folder."""
+        return folder / self.model / self.digits
+
+
+class PageKey(NamedTuple):
+    """Key of a stored page."""
+
+    model: str  # MODEL_DIGITS hexadecimal digits of its fingerprint
+    digest: bytes  # 32 bytes
+
+    @property
+    def shard(self) -> Shard:
+        """The folder that the page is in."""
+        return Shard(self.model, self.digest[:1].hex())
+
+    def path(self, folder: Path) -> Path:
+        """The page's file."""
+        return self.shard.path(folder) / f"{self.digest.hex()}{SUFFIX}"
+
+
+class Entry(NamedTuple):
+    """What is known of a file."""
+
+    size: int  # bytes that it takes
+    round: int  # scan round in which it was added
+    good: bool  # False: it failed its check and could not be moved away
+
+
+class DiskIndex:
+    """The files of every model, in LRU order."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[PageKey, Entry] = OrderedDict()
+        self._shards: defaultdict[Shard, set[PageKey]] = defaultdict(set)
+        self._bytes = 0
+        self._round = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files."""
+        return self._bytes
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def use(self, key: PageKey) -> bool:
+        """True if a good file is there; in any case the file is the most recently used from now on."""
+        with self._lock:
+            if key not in self._entries:
+                return False
+            self._entries.move_to_end(key)
+            return self._entries[key].good
+
+    def knows(self, key: PageKey) -> bool:
+        """True if a file is there, good or bad."""
+        with self._lock:
+            return key in self._entries
+
+    def condemn(self, key: PageKey) -> None:
+        """A file is bad and still takes its bytes: a miss until it is removed or written anew."""
+        with self._lock:
+            if key in self._entries:
+                self._entries[key] = self._entries[key]._replace(good=False)
+
+    def add(self, key: PageKey, size: int) -> None:
+        """A file was written; it replaces what was known of it."""
+        with self._lock:
+            self._add(key, size)
+
+    def drop(self, key: PageKey) -> None:
+        """A file is gone."""
+        with self._lock:
+            self._drop(key)
+
+    def oldest(self) -> PageKey | None:
+        """The file that was used longest ago."""
+        with self._lock:
+            return next(iter(self._entries), None)
+
+    def keys_by_age(self) -> list[PageKey]:
+        """Every file, least recently used first."""
+        with self._lock:
+            return list(self._entries)
+
+    def begin_round(self) -> int:
+        """A scan begins: what is added from now on may be missing from its listings, and isn't dropped for that."""
+        with self._lock:
+            self._round += 1
+            return self._round
+
+    def known(self, shard: Shard) -> frozenset[PageKey]:
+        """The files known in a folder."""
+        with self._lock:
+            return frozenset(self._shards.get(shard, ()))
+
+    def known_shards(self) -> set[Shard]:
+        """The folders that hold a known file."""
+        with self._lock:
+            return {shard for shard, keys in self._shards.items() if keys}
+
+    def keep_only(self, shard: Shard, listed: Iterable[PageKey], scan_round: int) -> None:
+        """Drop the files of a folder that a listing of round `scan_round` doesn't have."""
+        with self._lock:
+            for key in self._shards.get(shard, set()).difference(listed):
+                if self._entries[key].round < scan_round:
+                    self._drop(key)
+
+    def add_found(self, sizes: Mapping[PageKey, int]) -> None:
+        """Add files that a scan found, in the order of their use."""
+        with self._lock:
+            for key, size in sizes.items():
+                if key not in self._entries:
+                    self._add(key, size)
+
+    def _add(self, key: PageKey, size: int) -> None:
+        self._drop(key)
+        self._entries[key] = Entry(size, self._round, good=True)
+        self._shards[key.shard].add(key)
+        self._bytes += size
+
+    def _drop(self, key: PageKey) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._shards[key.shard].discard(key)
+            self._bytes -= entry.size

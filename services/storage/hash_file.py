@@ -1,0 +1,195 @@
+"""L3 in files: FOLDER/MODEL/SHARD/DIGEST.page, kept over restarts, shared by every instance that has the folder."""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from services.storage.backend import Backend, BatchRead, ModelPages, check_batch
+from services.storage.disk_index import MODEL_DIGITS, DiskIndex, PageKey
+from services.storage.disk_room import DiskRoom
+from services.storage.disk_scan import DiskScan
+from services.storage.folder_notes import note_model, store_id
+from services.storage.page_file import CorruptPageError, PageFormat, allocated_bytes, read_page, write_page
+from services.storage.tally import Tally
+from shared.errors import StorageError
+from shared.geometry import PageGeometry
+from shared.link import new_epoch
+from shared.messages.storage import BackendInfo
+from shared.segments import Checksums
+
+COUNTED = (
+    "get_pages", "get_bytes", "set_pages", "set_bytes", "miss", "evicted", "corrupt", "quarantined", "dropped",
+    "remove_failed", "read_failed", "scan_failed",
+)  # fmt: skip
+
+T = TypeVar("T")
+
+
+class HashFileBackend(Backend):
+    """The folder of all models. Page bytes move in threads, `io_threads` for reads and as many for writes.
+
+    So a queue of writes never holds up a read.
+    """
+
+    def __init__(
+        self, folder: Path, quota_bytes: int, free_floor_bytes: int, io_threads: int, *, verify: bool = True
+    ) -> None:
+        self.folder = folder
+        self.index = DiskIndex()
+        self.tally = Tally()
+        self.room = DiskRoom(folder, self.index, quota_bytes, free_floor_bytes, self.tally)
+        self.verify = verify
+        self.readers = ThreadPoolExecutor(io_threads, "l3-read")
+        self.writers = ThreadPoolExecutor(io_threads, "l3-write")
+        self._scanner = ThreadPoolExecutor(1, "l3-scan")
+        self._scan = DiskScan(folder, self.index, self.tally)
+        self._quota = quota_bytes
+        self._id = ""
+
+    async def start(self) -> None:
+        """Raises StorageError when the folder can't be made or read."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._id = await store_id(self.folder)
+            await self.in_thread(self._scanner, self._scan.run)
+            await self.in_thread(self._scanner, self.room.start)
+        except OSError as error:
+            raise StorageError(
+                f"can't use the page folder {self.folder}: {error.strerror}; set storage.folder to one that is writable"
+            ) from None
+
+    @property
+    def info(self) -> BackendInfo:
+        return BackendInfo(f"hash_file:{self._id}", "hash_file", shared=True, persistent=True, capacity=self._quota)
+
+    async def of_model(self, model_fingerprint: bytes, geometry: PageGeometry) -> "HashFilePages":
+        try:
+            await note_model(self.folder / model_name(model_fingerprint), model_fingerprint, geometry)
+        except OSError as error:
+            raise StorageError(
+                f"can't use the page folder {self.folder}: {error.strerror}; see storage.folder"
+            ) from None
+        return HashFilePages(self, PageFormat(model_fingerprint, geometry))
+
+    async def refresh(self) -> None:
+        await self.in_thread(self._scanner, self._scan.run)
+
+    async def clear(self) -> None:
+        await self.in_thread(self._scanner, lambda: [self.room.remove(key) for key in self.index.keys_by_age()])
+
+    def stats(self) -> dict[str, float]:
+        counted = {f"l3_{name}": self.tally[name] for name in COUNTED}
+        return {**counted, "l3_files": len(self.index), "l3_bytes": self.room.used, "l3_quota_bytes": self._quota}
+
+    async def close(self) -> None:
+        for executor in (self.readers, self.writers, self._scanner):
+            executor.shutdown(wait=False, cancel_futures=True)
+
+    async def in_thread(self, executor: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        """Run `work` in a thread. Cancelling the caller leaves the thread behind: only a process that ends does it."""
+        return await asyncio.get_running_loop().run_in_executor(executor, work)
+
+
+class HashFilePages(ModelPages):
+    """One model's files."""
+
+    def __init__(self, store: HashFileBackend, layout: PageFormat) -> None:
+        self._store = store
+        self._layout = layout
+        self._model = model_name(layout.model_fingerprint)
+        self._process = new_epoch()
+        self._serial = itertools.count()
+
+    async def batch_exists(self, digests: Sequence[bytes]) -> int:
+        check_batch(digests)
+        hits = itertools.takewhile(lambda digest: self._store.index.use(self._key(digest)), digests)
+        return sum(1 for _ in hits)
+
+    async def batch_get(
+        self, digests: Sequence[bytes], buffers: Sequence[memoryview], stop: threading.Event
+    ) -> BatchRead:
+        check_batch(digests, buffers)
+        work = [partial(self._get, *each, stop) for each in zip(digests, buffers, strict=True)]
+        results = await self._all(self._store.readers, work)
+        return BatchRead([checksums for checksums, _ in results], sum(corrupt for _, corrupt in results))
+
+    async def batch_set(
+        self,
+        digests: Sequence[bytes],
+        buffers: Sequence[memoryview],
+        checksums: Sequence[Checksums],
+        stop: threading.Event,
+    ) -> list[bool]:
+        check_batch(digests, buffers, checksums)
+        work = [partial(self._set, *each, stop) for each in zip(digests, buffers, checksums, strict=True)]
+        return await self._all(self._store.writers, work)
+
+    async def remove(self, digests: Sequence[bytes]) -> int:
+        check_batch(digests)
+        keys = [key for key in map(self._key, digests) if self._store.index.use(key)]
+        return sum(await self._all(self._store.writers, [partial(self._store.room.remove, key) for key in keys]))
+
+    def _key(self, digest: bytes) -> PageKey:
+        return PageKey(self._model, digest)
+
+    async def _all(self, executor: ThreadPoolExecutor, work: Sequence[Callable[[], T]]) -> list[T]:
+        calls = (self._store.in_thread(executor, each) for each in work)
+        results = await asyncio.gather(*calls, return_exceptions=True)  # all: no thread may outlive the batch
+        for each in results:
+            if isinstance(each, BaseException):
+                raise each
+        return [each for each in results if not isinstance(each, BaseException)]
+
+    def _get(self, digest: bytes, page: memoryview, stop: threading.Event) -> tuple[Checksums | None, bool]:
+        store, key = self._store, self._key(digest)
+        if stop.is_set():
+            return None, False
+        if not store.index.use(key):
+            store.tally.add("miss")
+            return None, False
+        try:
+            checksums = read_page(key.path(store.folder), self._layout, digest, page, verify=store.verify)
+        except FileNotFoundError:
+            store.index.drop(key)
+            store.tally.add("miss")
+            return None, False
+        except CorruptPageError as error:
+            store.tally.note("corrupt", f"{key.path(store.folder)}: {error}")
+            store.room.quarantine(key)
+            return None, True
+        except OSError as error:
+            store.tally.note("read_failed", error)
+            return None, False
+        store.tally.add("get_pages")
+        store.tally.add("get_bytes", self._layout.page_bytes)
+        return checksums, False
+
+    def _set(self, digest: bytes, page: memoryview, checksums: Checksums, stop: threading.Event) -> bool:
+        store, key, size = self._store, self._key(digest), self._layout.file_bytes
+        if stop.is_set():
+            return False
+        if store.index.use(key):
+            return True
+        path = key.path(store.folder)
+        own = f"{self._process}-{next(self._serial)}"
+        try:
+            if not store.index.knows(key) and path.exists():  # another instance's, newer than the last scan
+                store.index.add(key, allocated_bytes(path.stat()))
+                return True
+            store.room.store(key, size, lambda: write_page(path, self._layout, digest, page, checksums, own))
+        except (OSError, StorageError) as error:
+            store.tally.note("dropped", error)
+            return False
+        store.tally.add("set_pages")
+        store.tally.add("set_bytes", self._layout.page_bytes)
+        return True
+
+
+def model_name(model_fingerprint: bytes) -> str:
+    """Name of a model's folder."""
+    return model_fingerprint.hex()[:MODEL_DIGITS]

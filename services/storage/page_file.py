@@ -1,0 +1,149 @@
+"""One stored page: a header of whole 4096-byte blocks, then the page's bytes as they lie in the host pool.
+
+    | magic | version | header bytes | model fingerprint | digest | page bytes | units | CRC32C of each unit | CRC32C |
+
+The last field covers the header before it. Both are read and written with one system call each, straight from and
+into the host pool: through aiofiles the same page takes three to five times as long.
+"""
+
+import contextlib
+import fcntl
+import os
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from kernels.checksum import crc32c, crc32c_units
+from services.storage import test_hooks
+from shared.errors import StorageError
+from shared.geometry import PageGeometry
+from shared.segments import Checksums
+
+MAGIC = b"KVTIDEPG"
+VERSION = 1
+BLOCK = 4096  # the header ends on a block of the file system, so that the page begins on one
+FIXED = struct.Struct("<8sII32s32sQQ")
+FIELDS = ("magic", "version", "header bytes", "model fingerprint", "digest", "page bytes", "units")
+CHECK = struct.Struct("<I")
+TOUCH_AFTER_S = 60  # a hit renews a file's time at most this often: a restart's LRU is right to the minute
+
+
+class CorruptPageError(StorageError):
+    """The file isn't the whole page that its name says."""
+
+
+class PageFormat:
+    """How the pages of one model lie in files."""
+
+    def __init__(self, model_fingerprint: bytes, geometry: PageGeometry) -> None:
+        self.model_fingerprint = model_fingerprint
+        self.geometry = geometry
+        self.page_bytes = geometry.page_bytes
+        used = FIXED.size + 4 * geometry.units + CHECK.size
+        self.header_bytes = -(-used // BLOCK) * BLOCK
+
+    @property
+    def file_bytes(self) -> int:
+        """Length of a file."""
+        return self.header_bytes + self.page_bytes
+
+    def header(self, digest: bytes, checksums: Checksums) -> bytes:
+        """The header of a page; `checksums` is uint32 [units]."""
+        head = self._fixed(digest) + checksums.astype("<u4").tobytes()
+        head = head.ljust(self.header_bytes - CHECK.size, b"\0")
+        return head + CHECK.pack(crc32c(head))
+
+    def checksums_in(self, header: bytes | bytearray, digest: bytes) -> Checksums:
+        """The table of a header. Raises CorruptPageError naming the field that is wrong."""
+        found, wanted = FIXED.unpack_from(header), FIXED.unpack(self._fixed(digest))
+        for field, value, want in zip(FIELDS, found, wanted, strict=True):
+            if value != want:
+                raise CorruptPageError(f"{field} is {value!r} instead of {want!r}")
+        if CHECK.unpack_from(header, self.header_bytes - CHECK.size)[0] != crc32c(header[: -CHECK.size]):
+            raise CorruptPageError("the header's checksum is wrong")
+        return np.frombuffer(header, "<u4", self.geometry.units, FIXED.size).astype(np.uint32)
+
+    def checksums_of(self, page: memoryview) -> Checksums:
+        """uint32 [units] of a page's bytes."""
+        geometry, tables = self.geometry, []
+        for part in range(len(geometry.parts)):
+            start, unit = geometry.unit_offset(part, 0), geometry.unit_bytes(part)
+            tables.append(crc32c_units(page[start : start + unit * geometry.layers], unit))
+        return np.concatenate(tables)
+
+    def _fixed(self, digest: bytes) -> bytes:
+        return FIXED.pack(
+            MAGIC, VERSION, self.header_bytes, self.model_fingerprint, digest, self.page_bytes, self.geometry.units
+        )
+
+
+def read_page(path: Path, layout: PageFormat, digest: bytes, page: memoryview, *, verify: bool) -> Checksums:
+    """Read a page's bytes into `page` and return its checksums, verified against the bytes unless told otherwise.
+
+    Raises CorruptPageError, or OSError (FileNotFoundError for a page that isn't there).
+    """
+    test_hooks.before_read()
+    header = bytearray(layout.header_bytes)
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(file)
+        if status.st_size != layout.file_bytes:
+            raise CorruptPageError(f"the file has {status.st_size} bytes instead of {layout.file_bytes}")
+        _whole(os.preadv, file, [memoryview(header), page])
+        if time.time() - status.st_mtime > TOUCH_AFTER_S:
+            with contextlib.suppress(PermissionError):  # another user's file in a shared folder
+                os.utime(file)
+    finally:
+        os.close(file)
+    checksums = layout.checksums_in(header, digest)
+    if verify:
+        wrong = np.flatnonzero(layout.checksums_of(page) != checksums)
+        if wrong.size:
+            raise CorruptPageError(
+                f"{wrong.size} of {checksums.size} units differ from their checksum, first {wrong[0]}"
+            )
+    return checksums
+
+
+def write_page(path: Path, layout: PageFormat, digest: bytes, page: memoryview, checksums: Checksums, own: str) -> int:
+    """Write a page under a temporary name that ends in `own`, then give it its name. Returns the bytes it takes.
+
+    The temporary file is locked while its writer lives: see `disk_scan`. Raises OSError, and leaves nothing then.
+    """
+    test_hooks.before_write()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.stem}.{own}.tmp")
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.posix_fallocate(file, 0, layout.file_bytes)
+        _whole(os.pwritev, file, [memoryview(layout.header(digest, checksums)), page])
+        temporary.rename(path)
+        return allocated_bytes(os.fstat(file))
+    except (OSError, StorageError):
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(file)
+
+
+def allocated_bytes(status: os.stat_result) -> int:
+    """Bytes that a file takes on its disk; its length where compression hides that."""
+    return max(status.st_blocks * 512, status.st_size)
+
+
+def _whole(move: Callable[[int, list[memoryview], int], int], file: int, buffers: list[memoryview]) -> None:
+    """Call preadv or pwritev until every buffer is done: one call may move less than asked for."""
+    offset = 0
+    while buffers:
+        moved = move(file, buffers, offset)
+        if moved <= 0:
+            raise CorruptPageError(f"the file ends at {offset}")
+        offset += moved
+        while buffers and moved >= len(buffers[0]):
+            moved -= len(buffers.pop(0))
+        if moved:
+            buffers[0] = buffers[0][moved:]

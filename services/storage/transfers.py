@@ -1,0 +1,104 @@
+"""Pages between the host pool and L3: find, prefetch, archive."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from services.storage.backend import MAX_BATCH, ModelPages
+from services.storage.operations import Operation, RefusedError
+from shared.errors import SegmentError
+from shared.messages.common import Message
+from shared.messages.storage import ArchiveDone, ArchivePages, Found, PrefetchDone, PrefetchPages, PrefetchProgress
+from shared.packed import pack, unpack
+from shared.page_hash import DIGEST_BYTES
+from shared.segments import OwnedSegment, PageIds
+
+BATCH = 8  # pages between two reports: a waiting request sees its prefix grow in steps of 8 x 64 tokens
+
+
+async def find(store: ModelPages, op_id: int, digests: bytes) -> Message:
+    """Found: how many leading pages L3 has."""
+    wanted, hits = split_digests(digests), 0
+    for start in range(0, len(wanted), MAX_BATCH):
+        batch = wanted[start : start + MAX_BATCH]
+        found = await store.batch_exists(batch)
+        hits += found
+        if found < len(batch):
+            break
+    return Found(op_id, hits)
+
+
+async def prefetch(
+    store: ModelPages,
+    segment: OwnedSegment,
+    operation: Operation,
+    message: PrefetchPages,
+    progress: Callable[[Message], None],
+) -> Message:
+    """Read pages into the pool and name those whose content was right; PrefetchDone lists them.
+
+    An exception takes the names back: a failed operation leaves nothing.
+    """
+    start_s = time.monotonic()
+    pages, digests = page_list(segment, message.pages, message.digests)
+    named = [position for position, page in enumerate(pages) if segment.name_of(int(page))]
+    if named:
+        raise RefusedError("name", f"a prefetch into pages {pages[named][:4].tolist()}, which have names", named)
+    corrupt = 0
+    try:
+        for positions in _batches(len(pages)):
+            if operation.stop.is_set():
+                break
+            buffers = [memoryview(segment.pages_array[page]) for page in pages[positions]]
+            read = await store.batch_get([digests[each] for each in positions], buffers, operation.stop)
+            corrupt += read.corrupt
+            for position, checksums in zip(positions, read.checksums, strict=True):
+                if checksums is not None:
+                    segment.set_names(pages[[position]], digests[position], checksums)
+                    operation.named.append(position)
+            if not operation.stop.is_set():
+                progress(PrefetchProgress(message.op_id, pack(operation.named)))
+    except Exception:
+        segment.clear_names(pages[operation.named])
+        raise
+    return PrefetchDone(message.op_id, pack(operation.named), corrupt, time.monotonic() - start_s)
+
+
+async def archive(store: ModelPages, segment: OwnedSegment, operation: Operation, message: ArchivePages) -> Message:
+    """Write pages to L3 that have the names given; ArchiveDone lists those that it has then."""
+    start_s = time.monotonic()
+    pages, digests = page_list(segment, message.pages, message.digests)
+    stored: list[int] = []
+    for batch in _batches(len(pages)):
+        if operation.stop.is_set():
+            break
+        names = {each: segment.name_of(int(pages[each])) for each in batch}
+        right = {each: name for each, name in names.items() if name is not None and name.digest == digests[each]}
+        results = await store.batch_set(
+            [name.digest for name in right.values()],
+            [memoryview(segment.pages_array[pages[each]]) for each in right],
+            [name.checksums for name in right.values()],
+            operation.stop,
+        )
+        stored += [each for each, done in zip(right, results, strict=True) if done]
+    return ArchiveDone(message.op_id, pack(stored), time.monotonic() - start_s)
+
+
+def page_list(segment: OwnedSegment, pages: bytes, digests: bytes) -> tuple[PageIds, list[bytes]]:
+    """int32 [n] pages and their digests. Raises SegmentError for lists that don't fit each other or the segment."""
+    ids, names = unpack(pages), split_digests(digests)
+    if len(names) != len(ids) or len(np.unique(ids)) != len(ids):
+        raise SegmentError(f"{len(ids)} pages, {len(np.unique(ids))} of them different, came with {len(names)} digests")
+    return ids, names
+
+
+def split_digests(digests: bytes) -> list[bytes]:
+    """The digests of a message. Raises SegmentError when there is a piece left over."""
+    if len(digests) % DIGEST_BYTES:
+        raise SegmentError(f"{len(digests)} bytes are not whole digests of {DIGEST_BYTES}")
+    return [digests[start : start + DIGEST_BYTES] for start in range(0, len(digests), DIGEST_BYTES)]
+
+
+def _batches(count: int) -> Sequence[range]:
+    return [range(start, min(start + BATCH, count)) for start in range(0, count, BATCH)]

@@ -1,0 +1,1 @@
+"""What two services must agree on, and nothing else."""

@@ -1,0 +1,194 @@
+"""The configuration: one TOML file decoded into these structs. Unknown keys and bad values are refused by name.
+
+`docs/operations.md` lists every key; a key can also be set with `--set section.key=value`.
+"""
+
+import os
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from shared.errors import ConfigError
+
+GIB = 2**30
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+
+
+class _Section(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    pass
+
+
+class Run(_Section):
+    """Where the processes of one stack meet."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")] = "kvtide"  # of the stack; two need two names
+    folder: str = ""  # sockets and logs; empty = a private folder under the temporary directory
+    scheduler_endpoint: str = ""  # ZeroMQ endpoint; empty = an ipc:// socket in `folder`
+    log_level: Literal["debug", "info", "warning", "error"] = "info"  # least level that is logged
+
+
+class Model(_Section):
+    """The model and its numbers."""
+
+    path: str = ""  # Hugging Face folder; empty = the default model, SmolLM2-135M-Instruct
+    name: str = ""  # what the API calls it; empty = the folder's name
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"  # of weights and KV cache
+    max_context: Count = 0  # tokens; 0 = the model's own limit
+
+
+class Cache(_Section):
+    """Pages and tiers."""
+
+    page_size: Annotated[int, Meta(ge=1, le=1024)] = 64  # tokens, a power of two
+    device_tokens: PositiveInt = 16384  # tokens in the device pool (L1)
+    host_bytes: Count = 2 * GIB  # bytes of the host pool (L2) of each storage; 0 = no host tier, hence no L3
+    write_policy: Literal["write_through", "write_through_selective"] = "write_through"  # back a node up at its first or second use
+    eviction: Literal["lru", "priority"] = "lru"  # what leaves the device first
+    load_back_threshold: Count = 10  # tokens; a shorter host hit is recomputed
+    prefetch: bool = True  # ask L3 when a request arrives
+    prefetch_threshold: Count = 256  # tokens; a shorter L3 hit is recomputed
+    prefetch_policy: Literal["best_effort", "wait_complete", "timeout"] = "timeout"  # when a request stops waiting for L3
+    checksums: bool = True  # False only to show what the oracle catches without them
+
+
+class Scheduler(_Section):
+    """Admission and batching."""
+
+    max_running: PositiveInt = 16  # requests in a step
+    max_queued: PositiveInt = 1024  # requests waiting; more are answered 429
+    token_budget: PositiveInt = 512  # prompt tokens computed in a step
+    request_timeout_s: Seconds = 600.0  # longest life of a request
+
+
+class Worker(_Section):
+    """GPU worker processes."""
+
+    threads: Count = 0  # compute threads; 0 = one for each core
+    device: Literal["cpu"] = "cpu"  # where the model runs
+
+
+class Storage(_Section):
+    """Storage services."""
+
+    segment_folder: str = "/dev/shm"  # host-pool segments; must be memory
+    backend: Literal["hash_file", "none"] = "hash_file"  # the L3 store
+    folder: str = ""  # page files (L3); empty = "l3" in the cache folder
+    quota_bytes: PositiveInt = 10 * GIB  # bytes of page files
+    free_floor_bytes: Count = GIB  # bytes that stay free on the file system
+    io_threads: PositiveInt = 2  # page files read or written at once
+
+
+class Gateway(_Section):
+    """The HTTP side."""
+
+    host: str = "127.0.0.1"  # address to listen on
+    port: Port = 8000  # 0 = any free port
+    api_keys: tuple[str, ...] = ()  # empty = no key is asked for
+
+
+class Config(_Section):
+    """Everything that a stack needs to know."""
+
+    run: Run = Run()
+    model: Model = Model()
+    cache: Cache = Cache()
+    scheduler: Scheduler = Scheduler()
+    worker: Worker = Worker()
+    storage: Storage = Storage()
+    gateway: Gateway = Gateway()
+
+    @property
+    def run_folder(self) -> Path:
+        """Folder of sockets and logs, private to the user."""
+        if self.run.folder:
+            return Path(self.run.folder)
+        return Path(os.environ.get("TMPDIR", "/tmp")) / f"kvtide-{os.getuid()}" / self.run.name
+
+    @property
+    def scheduler_endpoint(self) -> str:
+        """ZeroMQ endpoint that the scheduler binds."""
+        return self.run.scheduler_endpoint or f"ipc://{self.run_folder}/scheduler.sock"
+
+    @property
+    def storage_folder(self) -> Path:
+        """Folder of page files."""
+        return Path(self.storage.folder) if self.storage.folder else cache_folder() / "l3"
+
+
+def cache_folder() -> Path:
+    """Where kvtide keeps what it can make again: the converted model, page files."""
+    explicit = os.environ.get("KVTIDE_CACHE")
+    if explicit:
+        return Path(explicit)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvtide"
+
+
+def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> Config:
+    """Read a TOML file (or start from the defaults) and apply overrides such as "cache.page_size=32".
+
+    Raises ConfigError naming the key and what is allowed.
+    """
+    data: dict[str, Any] = {}
+    if path is not None:
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"can't read the configuration {path}: {error.strerror}; check the path") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not TOML: {error}") from None
+    for override in overrides:
+        _apply(data, override)
+    return _convert(data)
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    section, dot, name = key.strip().partition(".")
+    if not (equals and dot and name):
+        raise ConfigError(f"override {override!r} is not of the form section.key=value")
+    try:
+        value = tomllib.loads(f"x = {text.strip()}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # an unquoted string
+    table = data.setdefault(section, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{section!r} is not a section; the sections are {', '.join(Config.__struct_fields__)}")
+    table[name] = value
+
+
+def _convert(data: dict[str, Any]) -> Config:
+    for section, table in data.items():
+        if section not in Config.__struct_fields__:
+            raise ConfigError(f"unknown section {section!r}; the sections are {', '.join(Config.__struct_fields__)}")
+        known = type(getattr(Config(), section)).__struct_fields__
+        for key in table if isinstance(table, dict) else ():
+            if key not in known:
+                raise ConfigError(f"unknown key {section}.{key}; the keys of [{section}] are {', '.join(known)}")
+    try:
+        config = msgspec.convert(data, Config)
+    except msgspec.ValidationError as error:
+        detail, _, where = str(error).partition(" - at `$.")
+        key = where.rstrip("`") or "configuration"
+        raise ConfigError(f"bad value for {key}: {detail}") from None
+    size = config.cache.page_size
+    if size & (size - 1):
+        raise ConfigError(f"bad value for cache.page_size: {size} is not a power of two")
+    return config
+
+
+def encode_config(config: Config) -> str:
+    """The configuration as JSON, for handing it to a child process."""
+    return msgspec.json.encode(config).decode()
+
+
+def decode_config(text: str) -> Config:
+    """The inverse of `encode_config`."""
+    return msgspec.json.decode(text, type=Config)

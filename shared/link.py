@@ -1,0 +1,156 @@
+"""A peer's link to its scheduler: hello, heartbeats, epochs. Workers, storages and gateways all use it."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from shared.errors import ProtocolError
+from shared.messages.common import Heartbeat, HelloWanted, Message, Refused, Welcome
+from shared.transport import Counters, Dealer, Decoder, decode_envelope, encode
+
+BUSY_INTERVAL_S = 1.0  # heartbeat while there is work: a dead peer is noticed within 3 s
+IDLE_INTERVAL_S = 5.0  # heartbeat while there is none: keeps an idle stack below 2 % of a core
+MISSED_BEATS = 3  # a peer is lost after this many announced intervals without a message
+HELLO_RETRY_S = 0.5  # between two hellos while no scheduler answers
+
+log = logging.getLogger("kvtide.link")
+
+
+class LinkOwner(Protocol):
+    """What a service tells its link, and hears from it. All calls happen in the event loop."""
+
+    def hello(self) -> Message:
+        """The first message to a scheduler."""
+
+    def stats(self) -> dict[str, float]:
+        """Values for the heartbeat."""
+
+    def busy(self) -> bool:
+        """Is there work? It sets the heartbeat's interval."""
+
+    def on_scheduler(self, epoch: int) -> None:
+        """A scheduler has taken the hello; everything told by an earlier one is void."""
+
+    def on_lost(self) -> None:
+        """The scheduler is silent; it may come back with the same epoch or be replaced."""
+
+    def on_message(self, message: Any) -> None:
+        """A message of the current scheduler."""
+
+
+def new_epoch() -> int:
+    """An epoch for this process: ns since 1970, so that a successor's is larger."""
+    return time.time_ns()
+
+
+class SchedulerLink:
+    """One DEALER to one scheduler."""
+
+    def __init__(
+        self, endpoint: str, identity: str, inbound: Any, owner: LinkOwner, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.epoch = new_epoch()
+        self.scheduler_epoch = 0
+        self.counters = Counters()
+        self._dealer = Dealer(endpoint, identity)
+        self._decode = Decoder(inbound)
+        self._owner = owner
+        self._clock = clock
+        self._up = False
+        self._heard_s = 0.0
+        self._interval_s = IDLE_INTERVAL_S
+        self._wake = asyncio.Event()
+
+    @property
+    def up(self) -> bool:
+        """True while a scheduler has taken our hello and is heard."""
+        return self._up
+
+    async def run(self) -> None:
+        """Serve until cancelled. Raises ProtocolError when the scheduler refuses us for good."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._beat())
+                tasks.create_task(self._receive())
+        except* ProtocolError as group:
+            raise group.exceptions[0] from None
+        finally:
+            self._dealer.close()
+
+    def send(self, message: Message) -> bool:
+        """Send to the current scheduler. False when it can't be reached: its own deadline will ask again."""
+        sent = self._dealer.send(encode(self.epoch, self.scheduler_epoch, message))
+        if not sent:
+            self.counters["unreachable"] += 1
+        return sent
+
+    def quicken(self) -> None:
+        """Send a heartbeat now, with the busy interval announced, if the last one announced the idle one."""
+        if self._interval_s == IDLE_INTERVAL_S:
+            self._wake.set()
+
+    async def _beat(self) -> None:
+        beat_s = HELLO_RETRY_S
+        while True:
+            if self._up and self._clock() - self._heard_s > MISSED_BEATS * self._interval_s:
+                self._up = False
+                log.warning("scheduler_lost silent_s=%.1f", self._clock() - self._heard_s)
+                self._owner.on_lost()
+            if self._up:
+                beat_s = BUSY_INTERVAL_S if self._owner.busy() else IDLE_INTERVAL_S
+                self.send(Heartbeat(beat_s, self._owner.stats()))
+            else:
+                beat_s = HELLO_RETRY_S
+                self._dealer.send(encode(self.epoch, 0, self._owner.hello()))
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), beat_s)
+
+    async def _receive(self) -> None:
+        while True:
+            frames = await self._dealer.receive()
+            try:
+                if len(frames) != 2:
+                    raise ProtocolError(f"a message has 2 frames, not {len(frames)}")
+                envelope = decode_envelope(frames[0])
+                message = self._decode(frames[1])
+            except ProtocolError as error:
+                self.counters["malformed"] += 1
+                log.warning("message_dropped reason=malformed detail=%s", error)
+                continue
+            self._take(envelope.sender_epoch, envelope.receiver_epoch, message)
+
+    def _take(self, sender: int, receiver: int, message: Any) -> None:
+        if isinstance(message, HelloWanted):
+            self._dealer.send(encode(self.epoch, 0, self._owner.hello()))
+            return
+        if receiver != self.epoch or sender < self.scheduler_epoch:
+            self.counters["old_epoch"] += 1
+            return
+        if isinstance(message, Refused):
+            if not message.retry:
+                raise ProtocolError(f"the scheduler refused this process: {message.reason}")
+            log.warning("hello_refused reason=%s", message.reason)
+            return
+        if isinstance(message, Welcome):
+            self._heard_s = self._clock()
+            if sender != self.scheduler_epoch or not self._up:
+                self.scheduler_epoch = sender
+                self._up = True
+                self._owner.on_scheduler(sender)
+            return
+        if sender != self.scheduler_epoch:
+            self.counters["old_epoch"] += 1
+            self._dealer.send(encode(self.epoch, 0, self._owner.hello()))
+            return
+        self._heard_s = self._clock()
+        if isinstance(message, Heartbeat):
+            self._interval_s = message.interval_s
+            if not self._up:
+                # Heard again with the same epoch: the scheduler may have given us up, so greet it anew.
+                self._dealer.send(encode(self.epoch, 0, self._owner.hello()))
+            return
+        self._owner.on_message(message)

@@ -1,0 +1,71 @@
+"""The wire: one file per link, and for each direction the union that its receiver decodes."""
+
+from shared.messages import common, gateway, storage, worker
+
+ToWorker = (
+    common.Welcome
+    | common.Refused
+    | common.HelloWanted
+    | common.Heartbeat
+    | common.Fence
+    | common.Cancel
+    | worker.MapSegment
+    | worker.DropSegment
+    | worker.RunStep
+    | worker.WritePages
+    | worker.LoadPages
+)
+ToStorage = (
+    common.Welcome
+    | common.Refused
+    | common.HelloWanted
+    | common.Heartbeat
+    | common.Fence
+    | common.Cancel
+    | storage.OpenSegment
+    | storage.CommitPages
+    | storage.ReleasePages
+    | storage.FindPages
+    | storage.PrefetchPages
+    | storage.ArchivePages
+)
+ToGateway = (
+    common.Welcome
+    | common.Refused
+    | common.HelloWanted
+    | common.Heartbeat
+    | gateway.EmitTokens
+    | gateway.Finish
+    | gateway.Reject
+    | gateway.Status
+)
+FromWorker = (
+    worker.WorkerHello
+    | common.Heartbeat
+    | common.Fenced
+    | common.Cancelled
+    | common.OperationFailed
+    | worker.SegmentMapped
+    | worker.SegmentDropped
+    | worker.StepDone
+    | worker.StepFailed
+    | worker.WriteDone
+    | worker.LoadDone
+)
+FromStorage = (
+    storage.StorageHello
+    | common.Heartbeat
+    | common.Fenced
+    | common.Cancelled
+    | common.OperationFailed
+    | storage.SegmentOpened
+    | storage.PeerExited
+    | storage.Committed
+    | storage.Released
+    | storage.Found
+    | storage.PrefetchProgress
+    | storage.PrefetchDone
+    | storage.ArchiveDone
+)
+FromGateway = gateway.GatewayHello | common.Heartbeat | gateway.Submit | gateway.Abort | gateway.StatusWanted
+ToScheduler = FromWorker | FromStorage | FromGateway

@@ -1,0 +1,79 @@
+"""Messages of every link: the greeting, the heartbeat, the fence, and answers about operations."""
+
+import msgspec
+
+PROTOCOL = 1  # raised by every change that an older peer would misread
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of all messages. Subclasses are tagged with their own name."""
+
+
+class Envelope(Message):
+    """First frame of every message; a mismatch of version or epoch drops it."""
+
+    protocol: int  # PROTOCOL of the sender
+    sender_epoch: int  # ns since 1970 at the sender's start
+    receiver_epoch: int  # epoch of the receiver that the sender means; 0 = not known yet
+
+
+class Welcome(Message, tag=True):
+    """Scheduler -> peer: the hello is taken; from now on use my epoch."""
+
+    identity: str  # of the scheduler
+
+
+class Refused(Message, tag=True):
+    """Scheduler -> peer: the hello is not taken; the peer exits with `reason`."""
+
+    reason: str  # text for a person
+    retry: bool  # False: the peer must exit, True: say hello again later
+
+
+class HelloWanted(Message, tag=True):
+    """Scheduler -> peer: I don't know you, say hello."""
+
+
+class Heartbeat(Message, tag=True):
+    """Either way, every `interval_s`. Three missed ones mean that the sender is lost."""
+
+    interval_s: float  # seconds until the next one
+    stats: dict[str, float]  # name -> value, for status and metrics
+
+
+class Fence(Message, tag=True):
+    """Scheduler -> worker, storage: finish or drop every operation before this one, then say Fenced."""
+
+    op_id: int  # rises within the scheduler's epoch
+
+
+class Fenced(Message, tag=True):
+    """Worker, storage -> scheduler: no operation before the fence will touch a page any more."""
+
+    op_id: int  # of the Fence
+    rank: int  # TP rank; 0 for a storage
+
+
+class Cancel(Message, tag=True):
+    """Scheduler -> worker, storage: drop an operation if it isn't done. It is answered by its own ack or Cancelled."""
+
+    op_id: int  # of this command
+    target: int  # op_id to drop
+
+
+class Cancelled(Message, tag=True):
+    """Worker, storage -> scheduler: the operation ended early and touches no page any more."""
+
+    op_id: int  # of the cancelled operation
+    rank: int  # TP rank; 0 for a storage
+    named: bytes  # packed int32 positions in the operation's page list that were filled and named (prefetch)
+
+
+class OperationFailed(Message, tag=True):
+    """Worker, storage -> scheduler: the operation ended and touches no page any more, without doing its work."""
+
+    op_id: int  # of the failed operation
+    rank: int  # TP rank; 0 for a storage
+    reason: str  # "stale", "checksum", "name", "segment", "full", "error"
+    layer: int  # first layer that failed, -1 = none in particular
+    positions: bytes  # packed int32 positions in the operation's page list that are bad

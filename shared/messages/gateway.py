@@ -1,0 +1,92 @@
+"""Gateway <-> scheduler. The command line's `status` speaks it too."""
+
+from shared.messages.common import Message
+from shared.messages.worker import Sampling
+
+
+class GatewayHello(Message, tag=True):
+    """Gateway -> scheduler, first message."""
+
+    identity: str  # unique among gateways
+
+
+class Namespace(Message):
+    """What keeps pages of different owners apart."""
+
+    tenant: str = ""  # cache salt
+    lora_id: str = ""
+    extra_key: str = ""
+
+
+class Submit(Message, tag=True):
+    """Gateway -> scheduler: a request."""
+
+    request_id: str  # unique within the gateway's epoch
+    tokens: bytes  # packed int32
+    max_tokens: int  # tokens to generate at most
+    stop_token_ids: list[int]  # generation ends after one of these
+    sampling: Sampling
+    namespace: Namespace
+    priority: int  # larger is more urgent
+    timeout_s: float  # seconds until the request is given up
+
+
+class Abort(Message, tag=True):
+    """Gateway -> scheduler: forget the request; no answer is needed."""
+
+    request_id: str
+
+
+class Emission(Message):
+    """New tokens of one request."""
+
+    request_id: str
+    tokens: bytes  # packed int32
+    logprobs: bytes  # float32 each, natural log of the raw distribution
+    top_ids: list[bytes]  # for each token packed int32 token ids, best first
+    top_logprobs: list[bytes]  # for each token float32 natural logs
+
+
+class EmitTokens(Message, tag=True):
+    """Scheduler -> gateway: one step's tokens."""
+
+    emissions: list[Emission]
+
+
+class Usage(Message):
+    """Where a prompt's tokens came from, and how long it waited."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    device_hit_tokens: int
+    host_hit_tokens: int
+    storage_hit_tokens: int
+    retracted: int  # times
+    queue_s: float  # seconds from Submit to the first step
+
+
+class Finish(Message, tag=True):
+    """Scheduler -> gateway: the request is done."""
+
+    request_id: str
+    reason: str  # "stop", "length"
+    usage: Usage
+
+
+class Reject(Message, tag=True):
+    """Scheduler -> gateway: the request ends without an answer."""
+
+    request_id: str
+    code: int  # HTTP status: 400, 429, 503
+    message: str  # text for a person, with the remedy
+    retry: bool  # the same request may succeed later
+
+
+class StatusWanted(Message, tag=True):
+    """Gateway, command line -> scheduler."""
+
+
+class Status(Message, tag=True):
+    """Scheduler -> gateway, command line."""
+
+    body: bytes  # JSON object: docs/operations.md

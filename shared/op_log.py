@@ -1,0 +1,55 @@
+"""A receiver's memory of operations, so that a repeated command is answered and not done twice."""
+
+from collections import OrderedDict
+from enum import Enum
+
+from shared.messages.common import Message
+
+KEPT_RESULTS = 4096  # a core keeps far fewer operations in flight with one peer
+
+
+class Seen(Enum):
+    """What an op_id is to its receiver."""
+
+    NEW = "new"
+    RUNNING = "running"
+    DONE = "done"
+    STALE = "stale"
+
+
+class OpLog:
+    """The last results by op_id. An id that is older than what is kept is stale."""
+
+    def __init__(self) -> None:
+        self._results: OrderedDict[int, Message | None] = OrderedDict()
+        self._floor = 0
+
+    def begin(self, op_id: int) -> Seen:
+        """Register a command. Only NEW ones are to be carried out."""
+        if op_id in self._results:
+            return Seen.RUNNING if self._results[op_id] is None else Seen.DONE
+        if op_id <= self._floor:
+            return Seen.STALE
+        self._results[op_id] = None
+        while len(self._results) > KEPT_RESULTS:
+            oldest, _ = self._results.popitem(last=False)
+            self._floor = max(self._floor, oldest)
+        return Seen.NEW
+
+    def finish(self, op_id: int, result: Message) -> None:
+        """Keep the answer to a command."""
+        if op_id in self._results:
+            self._results[op_id] = result
+
+    def result(self, op_id: int) -> Message | None:
+        """The kept answer, None while it runs."""
+        return self._results.get(op_id)
+
+    def running(self) -> list[int]:
+        """op_ids without an answer."""
+        return [op_id for op_id, result in self._results.items() if result is None]
+
+    def clear(self) -> None:
+        """Forget everything: the scheduler was replaced."""
+        self._results.clear()
+        self._floor = 0

@@ -1,0 +1,129 @@
+"""ZeroMQ sockets: they live here and nowhere else.
+
+Every message is two frames, an `Envelope` and a body. A message that can't be decoded, is of another protocol
+version, or names another epoch than the receiver's is dropped and counted: see `Counters`.
+"""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from shared.errors import ProtocolError
+from shared.messages.common import PROTOCOL, Envelope, Message
+
+MAX_MESSAGE_BYTES = 64 * 2**20  # a WriteDone for 4,096 pages of an 80-layer model is 2.6 MB; far above any real message
+HIGH_WATER_MARK = 10_000  # messages queued to one peer; credits keep the real number below 1,000
+LINGER_MS = 500  # what a closing socket waits to hand over its last messages
+TCP_KEEPALIVE_IDLE_S = 30  # a peer behind a dead link is noticed by heartbeats first; this frees its socket
+
+_encoder = msgspec.msgpack.Encoder()
+_envelopes = msgspec.msgpack.Decoder(Envelope)
+
+
+def encode(sender_epoch: int, receiver_epoch: int, message: Message) -> list[bytes]:
+    """The two frames of a message."""
+    return [_encoder.encode(Envelope(PROTOCOL, sender_epoch, receiver_epoch)), _encoder.encode(message)]
+
+
+def decode_envelope(frame: bytes) -> Envelope:
+    """Raises ProtocolError when the frame is no envelope or of another protocol version."""
+    try:
+        envelope = _envelopes.decode(frame)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"the first frame is no envelope: {error}") from None
+    if envelope.protocol != PROTOCOL:
+        raise ProtocolError(
+            f"the peer speaks protocol {envelope.protocol}, this side {PROTOCOL}: run one version of kvtide on both"
+        )
+    return envelope
+
+
+class Decoder:
+    """Decodes the bodies of one direction."""
+
+    def __init__(self, union: Any) -> None:
+        self._decoder = msgspec.msgpack.Decoder(union)
+
+    def __call__(self, body: bytes) -> Any:
+        """Raises ProtocolError when the body is none of the union's messages."""
+        try:
+            return self._decoder.decode(body)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"a message of {len(body)} bytes can't be decoded: {error}") from None
+
+
+class Counters(Counter[str]):
+    """What a transport dropped, by reason: "malformed", "old_epoch", "unknown_peer", "unreachable"."""
+
+
+class _Socket:
+    def __init__(self, kind: int) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(kind)
+        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, TCP_KEEPALIVE_IDLE_S)
+
+    def _send(self, frames: list[bytes]) -> bool:
+        sent = self._socket.send_multipart(frames, zmq.NOBLOCK)
+        assert isinstance(sent, asyncio.Future)  # not blocking, so it is done already
+        return sent.exception() is None
+
+    def close(self) -> None:
+        """Close socket and context; queued messages get LINGER_MS."""
+        self._socket.close()
+        self._context.term()
+
+
+class Router(_Socket):
+    """The scheduler's side: any number of peers, each with an identity."""
+
+    def __init__(self, endpoint: str) -> None:
+        """Bind. Raises ProtocolError when the endpoint can't be bound."""
+        super().__init__(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            super().close()
+            raise ProtocolError(
+                f"can't bind {endpoint}: {error}; is another scheduler running? choose another endpoint"
+            ) from None
+
+    async def receive(self) -> tuple[str, list[bytes]]:
+        """The next message: the peer's identity and the frames after it."""
+        identity, *frames = await self._socket.recv_multipart()
+        return identity.decode("utf-8", "replace"), frames
+
+    def send(self, peer: str, frames: list[bytes]) -> bool:
+        """Queue frames to a peer. False when it isn't connected or its queue is full."""
+        return self._send([peer.encode(), *frames])
+
+
+class Dealer(_Socket):
+    """A peer's side: one scheduler."""
+
+    def __init__(self, endpoint: str, identity: str) -> None:
+        super().__init__(zmq.DEALER)
+        self._socket.setsockopt(zmq.ROUTING_ID, identity.encode())
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues while there is no connection
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self._socket.connect(endpoint)
+
+    async def receive(self) -> list[bytes]:
+        """The frames of the next message."""
+        frames: list[bytes] = await self._socket.recv_multipart()
+        return frames
+
+    def send(self, frames: list[bytes]) -> bool:
+        """Queue frames. False when there is no connection or the queue is full."""
+        return self._send(frames)

@@ -1,0 +1,20 @@
+"""What every test shares: the order of the layers, cheapest first, and their markers."""
+
+from pathlib import Path
+
+import pytest
+
+LAYERS = ("unit", "conformance", "simulation", "integration", "faults")
+TESTS = Path(__file__).parent
+
+
+def _layer(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).parts[0]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the layers in order, and mark the tests of `integration` and `faults` by their folder."""
+    items.sort(key=lambda item: LAYERS.index(_layer(item)) if _layer(item) in LAYERS else len(LAYERS))
+    for item in items:
+        if _layer(item) in ("integration", "faults"):
+            item.add_marker(_layer(item))

@@ -1,0 +1,47 @@
+"""The documents say what the code says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvtide.reference_pages import GENERATED, LINKS, field_comments, render, structs_of
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_docs_generated_parts_are_those_of_the_definitions(name: str) -> None:
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert page == render(name), f"docs/{name} is out of date: run `make docs`"
+
+
+def test_docs_every_message_field_has_a_comment() -> None:
+    bare = [
+        f"{struct.__name__}.{name}"
+        for module, _ in LINKS
+        for struct in structs_of(module)
+        for name, comment in field_comments(struct).items()
+        if not comment and name not in ("identity", "request_id", "lora_id", "extra_key")
+        if name not in ("prompt_tokens", "completion_tokens", "segment", "rank")
+        if not name.endswith("_hit_tokens")
+    ]
+    assert not bare
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_docs_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_docs_name_files_and_make_verbs_that_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    verbs = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for verb in re.findall(r"`make ([a-z-]+)", text):
+        assert verb in verbs, f"{page.name} names `make {verb}`"
+    for path in re.findall(r"`((?:services|shared|kernels|kvtide|tests|docs)/[\w/.-]*)`", text):
+        assert (ROOT / path).exists(), f"{page.name} names {path}"

@@ -1,0 +1,105 @@
+"""The default model's logits equal transformers' on real text, cold, in chunks and token by token."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvtide.default_model import ensure_default_model
+from services.gpu_worker.kv_pool import KVPool
+from services.gpu_worker.model import linear
+from services.gpu_worker.model.batch import ForwardBatch, Segment
+from services.gpu_worker.model.llama import Llama
+from services.gpu_worker.model.load import load_model
+from services.gpu_worker.model.score import score_tokens
+
+TEXT = (
+    "The capital of France is Paris. A key-value cache keeps what attention has computed, so that a prompt that "
+    "begins like an earlier one need not be computed again. 1, 2, 3, 5, 8, 13, 21: each is the sum of the two before. "
+    "def add(a, b):\n    return a + b\n"
+)
+PAGE = 64
+NOISE = {"plain": 1e-4, "packed": 2e-4}  # measured: transformers' own float32 noise is 6e-5, plain 6e-5, packed 1e-4
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return ensure_default_model()
+
+
+@pytest.fixture(scope="module", params=NOISE)
+def product(request: pytest.FixtureRequest) -> str:
+    """The way matrices are multiplied: by torch's plain product, or from oneDNN's layout where that works."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path, product: str) -> Llama:
+    with pytest.MonkeyPatch.context() as patch:
+        if product == "plain":
+            patch.setattr(linear, "can_pack", lambda dtype: False)
+        return load_model(folder, "float32")
+
+
+@pytest.fixture
+def close(product: str) -> dict[str, float]:
+    return {"atol": NOISE[product], "rtol": 0.0}
+
+
+@pytest.fixture(scope="module")
+def ids(folder: Path) -> list[int]:
+    from tokenizers import Tokenizer
+
+    return list(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT * 2).ids)
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path, ids: list[int]) -> torch.Tensor:
+    from transformers import LlamaForCausalLM
+
+    reference: Any = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        logits: torch.Tensor = reference(torch.tensor([ids])).logits[0]
+    return logits
+
+
+def logits_in_steps(model: Llama, ids: list[int], borders: list[int]) -> torch.Tensor:
+    pool = KVPool(model.config.page_geometry(PAGE, "float32"), 8)
+    table = torch.tensor([5, 2, 7, 3])
+    found = []
+    for start, stop in zip([0, *borders], [*borders, len(ids)], strict=True):
+        at = torch.arange(start, stop)
+        slots = table[at // PAGE] * PAGE + at % PAGE
+        segment = Segment(0, stop - start, start, table)
+        batch = ForwardBatch(torch.tensor(ids[start:stop]), at, slots, [segment], torch.arange(stop - start))
+        found.append(model.forward(batch, pool))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("borders", [[], [64, 128], [10, 80, 81, 82, 83, 140]], ids=["cold", "pages", "any"])
+def test_logits_equal_transformers(
+    model: Llama, ids: list[int], expected: torch.Tensor, close: dict[str, float], borders: list[int]
+) -> None:
+    assert 2 * PAGE < len(ids) < 4 * PAGE
+    torch.testing.assert_close(logits_in_steps(model, ids, borders), expected, **close)
+
+
+def test_scores_equal_transformers(
+    model: Llama, ids: list[int], expected: torch.Tensor, close: dict[str, float]
+) -> None:
+    gap, logprob = score_tokens(model, ids, 5)
+    wanted = torch.tensor(ids[5:])[:, None]
+    chosen = expected[4:-1].gather(1, wanted)[:, 0]
+    torch.testing.assert_close(torch.from_numpy(gap), expected[4:-1].amax(1) - chosen, **close)
+    by_softmax = expected[4:-1].log_softmax(-1).gather(1, wanted)[:, 0]
+    torch.testing.assert_close(torch.from_numpy(logprob), by_softmax, **close)
+
+
+def test_it_knows_the_capital_of_france(model: Llama, folder: Path) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    prompt = tokenizer.encode("The capital of France is").ids
+    best = int(logits_in_steps(model, prompt, [])[-1].argmax())
+    assert tokenizer.decode([best]).strip() == "Paris"

@@ -1,0 +1,87 @@
+"""Paged attention equals a plain dense one, wherever the pages lie and however the tokens are cut into steps."""
+
+import pytest
+import torch
+
+from kernels.attention import PageTable, causal_mask, compact, decode_attention, extend_attention, store_kv
+
+PAGE, POOL_PAGES, HEADS, KV_HEADS, DIM = 4, 32, 6, 2, 8
+SCALE = DIM**-0.5
+DTYPES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+
+
+def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal attention in float64 of the last T of S tokens: q [T, H, D], k and v [S, KV, D] -> [T, H * D]."""
+    q, k, v = (x.double() for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    scores = torch.einsum("thd,shd->hts", q, k) * SCALE
+    tokens, length = scores.shape[1:]
+    hidden = torch.arange(length)[None] > torch.arange(length - tokens, length)[:, None]
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    return torch.einsum("hts,shd->thd", weights, v).flatten(1)
+
+
+class Sequence:
+    """One request's K/V, in random pages of a pool full of noise, and dense beside it."""
+
+    def __init__(self, length: int, dtype: torch.dtype, consecutive: bool, seed: int = 0) -> None:
+        g = torch.Generator().manual_seed(seed)
+        self.k_pool, self.v_pool = (
+            torch.randn(POOL_PAGES * PAGE, KV_HEADS, DIM, generator=g).to(dtype) for _ in range(2)
+        )
+        self.k, self.v = (torch.randn(length, KV_HEADS, DIM, generator=g).to(dtype) for _ in range(2))
+        self.q = torch.randn(length, HEADS, DIM, generator=g).to(dtype)
+        pages = torch.arange(3, 3 + -(-length // PAGE))
+        self.table: PageTable = pages if consecutive else torch.randperm(POOL_PAGES - 1, generator=g)[: len(pages)] + 1
+        slots = (self.table[:, None] * PAGE + torch.arange(PAGE)).flatten()[:length]
+        store_kv(self.k_pool, self.v_pool, slots, self.k, self.v)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("consecutive", [True, False])
+@pytest.mark.parametrize(("prefix", "tokens"), [(0, 1), (0, 13), (8, 5), (7, 6), (30, 1), (1, 40)])
+def test_extend_equals_dense(dtype: torch.dtype, consecutive: bool, prefix: int, tokens: int) -> None:
+    request = Sequence(prefix + tokens, dtype, consecutive)
+    q = request.q[prefix:]
+    expected = dense(q, request.k, request.v)
+    arguments = (q, request.k_pool, request.v_pool)
+    for table in (request.table, compact(request.table)):
+        for mask in (None, causal_mask(tokens, prefix)):
+            out = extend_attention(*arguments, table, prefix, PAGE, SCALE, mask)
+            assert out.dtype == dtype
+            torch.testing.assert_close(out.double(), expected, atol=DTYPES[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_decode_equals_dense_and_ignores_the_batch(dtype: torch.dtype) -> None:
+    lens = [1, 4, 5, 31]
+    requests = [Sequence(length, dtype, consecutive=length == 31, seed=length) for length in lens]
+    k_pool, v_pool = (torch.cat([getattr(r, name) for r in requests]) for name in ("k_pool", "v_pool"))
+    tables = [compact(r.table + i * POOL_PAGES) for i, r in enumerate(requests)]
+    q = torch.stack([r.q[-1] for r in requests])
+    out = decode_attention(q, k_pool, v_pool, tables, lens, PAGE, SCALE)
+    for row, request in enumerate(requests):
+        expected = dense(request.q[-1:], request.k, request.v)[0]
+        torch.testing.assert_close(out[row].double(), expected, atol=DTYPES[dtype], rtol=0)
+        alone = decode_attention(
+            q[row : row + 1], k_pool, v_pool, tables[row : row + 1], lens[row : row + 1], PAGE, SCALE
+        )
+        assert torch.equal(alone[0], out[row])
+
+
+def test_a_longer_table_than_needed_is_fine_and_a_shorter_one_is_refused() -> None:
+    request = Sequence(12, torch.float32, consecutive=False)
+    pools = (request.k_pool, request.v_pool)
+    out = extend_attention(request.q[:5], *pools, request.table, 0, PAGE, SCALE)
+    torch.testing.assert_close(out.double(), dense(request.q[:5], request.k[:5], request.v[:5]), atol=1e-5, rtol=0)
+    for table in (request.table[:2], slice(3, 5)):
+        with pytest.raises(ValueError, match="covers 8 tokens of 12"):
+            extend_attention(request.q, *pools, table, 0, PAGE, SCALE)
+
+
+def test_consecutive_pages_become_a_slice() -> None:
+    assert compact(torch.tensor([5, 6, 7])) == slice(5, 8)
+    assert compact(torch.tensor([5])) == slice(5, 6)
+    for pages in ([5, 7], [6, 5], []):
+        table = torch.tensor(pages, dtype=torch.int64)
+        assert compact(table) is table

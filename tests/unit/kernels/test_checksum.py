@@ -1,0 +1,66 @@
+"""CRC32C: known vectors, and C (with the instruction and with tables) equal to the wheel on any bytes."""
+
+import subprocess
+import sys
+
+import google_crc32c
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels import checksum, native
+from shared.errors import GeometryError
+
+KNOWN = [  # RFC 3720, B.4, and the catalogues' check value
+    (b"123456789", 0xE3069283),
+    (bytes(32), 0x8A9136AA),
+    (b"\xff" * 32, 0x62A8AB43),
+    (bytes(range(32)), 0x46DD794E),
+    (b"", 0),
+]
+
+
+@pytest.mark.parametrize(("data", "expected"), KNOWN)
+def test_known_vectors(version: str, data: bytes, expected: int) -> None:
+    assert checksum.crc32c(data) == expected
+    assert checksum.crc32c(memoryview(bytearray(data))) == expected
+
+
+def test_units_are_consecutive(version: str) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 7 * 1000, dtype=np.uint8)
+    expected = [google_crc32c.value(data[i : i + 1000].tobytes()) for i in range(0, 7000, 1000)]
+    assert checksum.crc32c_units(data, 1000).tolist() == expected
+    assert checksum.crc32c_units(memoryview(data.tobytes()), 1000).tolist() == expected
+    assert checksum.crc32c_units(b"", 1000).shape == (0,)
+
+
+@pytest.mark.parametrize("unit_bytes", [0, 3, 11])
+def test_a_partial_unit_is_refused(version: str, unit_bytes: int) -> None:
+    with pytest.raises(GeometryError, match="whole units"):
+        checksum.crc32c_units(b"0123456789", unit_bytes)
+
+
+@pytest.mark.parametrize("hardware", [True, False])
+@given(data=st.binary(min_size=1, max_size=1500), start=st.integers(0, 17))
+def test_c_equals_the_wheel_at_any_length_and_alignment(hardware: bool, data: bytes, start: int) -> None:
+    loaded, reason = native.load()
+    if loaded is None or (hardware and not loaded.hardware):
+        pytest.skip(reason)
+    extension = loaded._replace(hardware=hardware)
+    source = np.frombuffer(bytes(start) + data, dtype=np.uint8)
+    target = np.zeros(start + len(data) + 1, dtype=np.uint8)
+    src, dst = (np.array([array.ctypes.data + start], dtype=np.uint64) for array in (source, target))
+    expected = google_crc32c.value(data)
+    assert extension.crc_units(src, len(data))[0] == expected
+    assert extension.copy_units(dst, src, len(data))[0] == expected
+    assert target.tobytes() == bytes(start) + data + b"\0"
+
+
+def test_needs_no_torch() -> None:
+    code = "import sys, kernels.checksum, kernels.page_copy, kernels.build; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_which_says_what_runs(version: str) -> None:
+    assert ("google-crc32c" in checksum.which()) == (version == "reference")
