@@ -18,28 +18,33 @@ class Seen(Enum):
 
 
 class OpLog:
-    """The last results by op_id. An id that is older than what is kept is stale."""
+    """What runs, and the last results by op_id. An id that is older than what is kept is stale."""
 
     def __init__(self) -> None:
-        self._results: OrderedDict[int, Message | None] = OrderedDict()
+        self._running: set[int] = set()
+        self._results: OrderedDict[int, Message] = OrderedDict()
         self._floor = 0
 
     def begin(self, op_id: int) -> Seen:
         """Register a command. Only NEW ones are to be carried out."""
+        if op_id in self._running:
+            return Seen.RUNNING
         if op_id in self._results:
-            return Seen.RUNNING if self._results[op_id] is None else Seen.DONE
+            return Seen.DONE
         if op_id <= self._floor:
             return Seen.STALE
-        self._results[op_id] = None
-        while len(self._results) > KEPT_RESULTS:
-            oldest, _ = self._results.popitem(last=False)
-            self._floor = max(self._floor, oldest)
+        self._running.add(op_id)
         return Seen.NEW
 
     def finish(self, op_id: int, result: Message) -> None:
-        """Keep the answer to a command."""
-        if op_id in self._results:
-            self._results[op_id] = result
+        """Keep the answer to a command that runs."""
+        if op_id not in self._running:
+            return
+        self._running.discard(op_id)
+        self._results[op_id] = result
+        if len(self._results) > KEPT_RESULTS:
+            oldest, _ = self._results.popitem(last=False)
+            self._floor = max(self._floor, oldest)
 
     def result(self, op_id: int) -> Message | None:
         """The kept answer, None while it runs."""
@@ -47,9 +52,10 @@ class OpLog:
 
     def running(self) -> list[int]:
         """op_ids without an answer."""
-        return [op_id for op_id, result in self._results.items() if result is None]
+        return sorted(self._running)
 
     def clear(self) -> None:
         """Forget everything: the scheduler was replaced."""
+        self._running.clear()
         self._results.clear()
         self._floor = 0

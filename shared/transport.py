@@ -6,6 +6,7 @@ version, or names another epoch than the receiver's is dropped and counted: see 
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from shared.messages.common import PROTOCOL, Envelope, Message
 
 MAX_MESSAGE_BYTES = 64 * 2**20  # a WriteDone for 4,096 pages of an 80-layer model is 2.6 MB; far above any real message
 HIGH_WATER_MARK = 10_000  # messages queued to one peer; credits keep the real number below 1,000
+IPC = "ipc://"
 LINGER_MS = 500  # what a closing socket waits to hand over its last messages
 TCP_KEEPALIVE_IDLE_S = 30  # a peer behind a dead link is noticed by heartbeats first; this frees its socket
 
@@ -90,13 +92,23 @@ class Router(_Socket):
         super().__init__(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._file: Path | None = None
         try:
             self._socket.bind(endpoint)
+            if endpoint.startswith(IPC):
+                self._file = Path(endpoint.removeprefix(IPC))
+                self._inode = self._file.stat().st_ino
         except zmq.ZMQError as error:
             super().close()
             raise ProtocolError(
                 f"can't bind {endpoint}: {error}; is another scheduler running? choose another endpoint"
             ) from None
+
+    def close(self) -> None:
+        """Close; an ipc:// socket's file goes too, unless a successor has bound it anew."""
+        super().close()
+        if self._file and self._file.exists() and self._file.stat().st_ino == self._inode:
+            self._file.unlink()
 
     async def receive(self) -> tuple[str, list[bytes]]:
         """The next message: the peer's identity and the frames after it."""

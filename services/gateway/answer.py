@@ -60,7 +60,7 @@ class Answer:
     def note(self) -> None:
         """Bring the record up to date."""
         self._record.completion_tokens = sum(choice.tokens for choice in self.choices)
-        self._record.finish = ",".join(str(choice.finish_reason) for choice in self.choices)
+        self._record.finish = ",".join(choice.finish_reason or "-" for choice in self.choices)
         firsts = [self._first_usage(prompt) for prompt in range(len(self._job.prompts))]
         known = [usage for usage in firsts if usage is not None]
         if len(known) == len(firsts):

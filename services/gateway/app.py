@@ -77,7 +77,7 @@ class Front:
             return True
         scheme, _, given = header.partition(" ")
         # Every key is compared, each in constant time, so that the time says nothing about any of them.
-        matches = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]
+        matches = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
         return scheme.lower() == "bearer" and any(matches)
 
 

@@ -48,7 +48,8 @@ class Chat:
     def delta(self, job: Job, index: int, piece: Piece) -> list[dict[str, Any]]:
         """The text, then, in an event of its own, the end."""
         events = []
-        if piece.text or piece.entries:
+        asked = job.logprobs is not None or job.return_token_ids
+        if piece.text or (asked and piece.entries):
             event = _event(index, {"content": piece.text}, None)
             event["logprobs"] = self._logprobs(job, piece)
             events.append(event | raw_tokens(piece) if job.return_token_ids else event)

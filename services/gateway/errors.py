@@ -54,7 +54,7 @@ def invalid(message: str, param: str | None, code: str | None = None) -> ApiErro
 def rejected(code: int, message: str, retry: bool) -> ApiError:
     """The scheduler's Reject."""
     status = code if 400 <= code <= 599 else 500
-    wait_s = RETRY_BUSY_S if status == 429 else RETRY_RESTART_S
+    wait_s = {429: RETRY_BUSY_S, 503: RETRY_RESTART_S}.get(status, 0)
     return ApiError(status, message, code="rejected", retry_after_s=wait_s if retry else 0)
 
 

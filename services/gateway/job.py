@@ -113,7 +113,9 @@ def check_tokens(tokens: Sequence[object], model: Model) -> list[int]:
     """A prompt given as token ids. Raises ApiError 400 for what is no token of the model."""
     for token in tokens:
         if type(token) is not int or not 0 <= token < model.vocab_size:
-            raise invalid(f"{token!r} is no token id: they are integers from 0 to {model.vocab_size - 1}", "prompt")
+            raise invalid(
+                f"{token!r} in the prompt is no token id: those are integers from 0 to {model.vocab_size - 1}", "prompt"
+            )
     return list(tokens)  # type: ignore[arg-type]
 
 

@@ -33,4 +33,4 @@ FLUSH_S = 2.0  # for the last errors to reach their clients after the drain
 RETRY_BUSY_S = 1  # the queue moves with every finished request
 RETRY_RESTART_S = 2  # a restarted scheduler is heard again within about two seconds
 
-THREAD_CHARS = 16_384  # a longer prompt is tokenized in a thread: 16k characters take about 5 ms
+THREAD_CHARS = 4096  # a longer prompt is tokenized in a thread: 4k characters take about 8 ms of the event loop

@@ -1,5 +1,6 @@
 """What operators ask: /health, /metrics, /status, and what clients ask first: /v1/models."""
 
+import logging
 import time
 from typing import Any
 
@@ -14,13 +15,14 @@ from services.gateway.model import Model
 from services.gateway.records import Records
 from services.gateway.scheduler_client import SchedulerClient
 
+log = logging.getLogger("kvtide.gateway")
+
 
 class SchedulerStatus(msgspec.Struct):
     """What the gateway reads in the scheduler's Status."""
 
     ready: bool = False
-    peers: list[Any] = msgspec.field(default_factory=list)
-    missing: list[str] = msgspec.field(default_factory=list)
+    peers: list[dict[str, Any]] = msgspec.field(default_factory=list)
     counters: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
@@ -95,7 +97,8 @@ class Probes:
         try:
             return msgspec.json.decode(body, type=SchedulerStatus)
         except msgspec.DecodeError as error:
-            return SchedulerStatus(missing=[f"scheduler: its status can't be read: {error}"])
+            log.warning("status_malformed detail=%s", error)
+            return None
 
 
 def _missing(status: SchedulerStatus | None) -> list[str]:
@@ -103,4 +106,7 @@ def _missing(status: SchedulerStatus | None) -> list[str]:
         return ["scheduler: it does not answer"]
     if status.ready:
         return []
-    return status.missing or ["scheduler: it waits for a part, see peers"]
+    up = {peer.get("role") for peer in status.peers if peer.get("up")}
+    silent = [f"{peer.get('identity')}: it is silent" for peer in status.peers if not peer.get("up")]
+    absent = [f"{role}: none is up" for role in ("worker", "storage") if role not in up]
+    return silent + absent or ["scheduler: it is not ready yet"]

@@ -44,7 +44,7 @@ async def serve(config: Config, identity: str, stop: asyncio.Event) -> None:
             await asyncio.wait((linked, serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         # 1. No new connections; 2. open requests finish; 3. those that don't end with an error; 4. the link goes last.
         server.should_exit = True
-        if not linked.done():
+        if client.link.up and not linked.done():
             await _drain(records)
         client.fail_all(unavailable("the gateway is stopping: send the request again"))
         await serving

@@ -3,13 +3,18 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from shared.messages.worker import Sampling
 
-CANDIDATES = 256  # top_p looks at so many of the most likely tokens first: they nearly always suffice, a sort is slow
+CANDIDATES = 256  # top_p sorts so many of the most likely tokens first: they nearly always suffice, a row is slower
+COLDEST = 1e-6  # a temperature below leaves no token but the most likely: greedy
 MASK = 2**64 - 1
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+
+Row = npt.NDArray[np.float32]
 
 
 class SampledToken(NamedTuple):
@@ -36,16 +41,16 @@ def uniform(seed: int, choice: int, position: int) -> float:
 def sample(logits: torch.Tensor, params: Sequence[Sampling], positions: Sequence[int]) -> list[SampledToken]:
     """One token for each row of logits (float32 [n, vocab]); positions: where in its request each will stand.
 
-    top_k is applied first, then top_p and min_p to what is left, as vLLM does. Raises ValueError for logits that
-    aren't finite: the pass that made them was wrong.
+    top_k is applied first, then top_p and min_p to what is left. Raises ValueError for logits that aren't finite: the
+    pass that made them was wrong.
     """
     normaliser = logits.logsumexp(-1)
     if not bool(normaliser.isfinite().all()):
         raise ValueError(f"logits of rows {(~normaliser.isfinite()).nonzero().flatten().tolist()} are not finite")
     chosen = logits.argmax(-1)
     for row, (wanted, position) in enumerate(zip(params, positions, strict=True)):
-        if wanted.temperature > 0:
-            chosen[row] = _draw(logits[row], wanted, uniform(wanted.seed, wanted.choice, position))
+        if wanted.temperature > COLDEST:
+            chosen[row] = _draw(logits[row].cpu().numpy(), wanted, uniform(wanted.seed, wanted.choice, position))
     logprobs = logits.gather(1, chosen[:, None])[:, 0] - normaliser
     tops = [_top(logits[row], normaliser[row], wanted.logprobs) for row, wanted in enumerate(params)]
     return [
@@ -54,34 +59,46 @@ def sample(logits: torch.Tensor, params: Sequence[Sampling], positions: Sequence
     ]
 
 
-def _draw(logits: torch.Tensor, params: Sampling, number: float) -> int:
+def _draw(logits: Row, params: Sampling, number: float) -> int:
     """The token at `number` of the way through the kept tokens' mass, in order of token id.
 
     In that order noise moves the borders by as much as itself; in order of likelihood it would swap near-equals.
     """
-    weights = ((logits - logits.max()).double() / params.temperature).exp_()  # of the most likely token: 1
+    weights = np.exp((logits - logits.max()) / np.float32(params.temperature))  # of the most likely token: 1
     if params.top_k or params.top_p < 1:
         weights = _keep_top(weights, params.top_k, params.top_p)
     if params.min_p > 0:
-        weights = weights.where(weights >= params.min_p, 0.0)
-    mass = weights.cumsum(0)
-    token = int(torch.searchsorted(mass, number * float(mass[-1]), right=True))
-    return min(token, int(weights.nonzero()[-1]))
+        weights = np.where(weights >= params.min_p, weights, 0)
+    mass = _running_sum(weights)
+    token = int(np.searchsorted(mass, number * mass[-1], side="right"))
+    return min(token, int(np.flatnonzero(weights)[-1]))
 
 
-def _keep_top(weights: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """Weights with those outside top_k, and then outside top_p of what is left, set to 0."""
-    vocab = len(weights)
-    count = min(top_k or CANDIDATES, vocab)
-    best, ids = weights.topk(count)
-    whole = best.sum() if top_k else weights.sum()
-    if not top_k and float(best.sum()) < top_p * float(whole):
-        best, ids = weights.sort(descending=True)
+def _keep_top(weights: Row, top_k: int, top_p: float) -> Row:
+    """Weights with those outside top_k, and then outside top_p of what is left, set to 0; of equals the first stay."""
+    best = _highest(weights, top_k or CANDIDATES)
+    whole = float((best if top_k else weights).sum(dtype=np.float64))
+    if not top_k and float(best.sum(dtype=np.float64)) < top_p * whole:
+        best = _highest(weights, len(weights))
     if top_p < 1:
-        before = best.cumsum(0) - best
-        kept = max(1, int((before < top_p * whole).sum()))
-        best, ids = best[:kept], ids[:kept]
-    return torch.zeros_like(weights).scatter_(0, ids, best)
+        before = _running_sum(best) - best
+        best = best[: max(1, int((before < top_p * whole).sum()))]
+    kept = weights >= best[-1]
+    surplus = int(kept.sum()) - len(best)
+    if surplus:
+        kept[np.flatnonzero(weights == best[-1])[-surplus:]] = False
+    return np.where(kept, weights, 0)
+
+
+def _highest(weights: Row, count: int) -> Row:
+    """The `count` highest, in descending order."""
+    if count < len(weights):
+        return torch.from_numpy(weights).topk(count).values.numpy()
+    return np.sort(weights)[::-1]
+
+
+def _running_sum(weights: Row) -> npt.NDArray[np.float64]:
+    return np.cumsum(weights.astype(np.float64))
 
 
 def _top(logits: torch.Tensor, normaliser: torch.Tensor, count: int) -> tuple[list[int], list[float]]:

@@ -51,7 +51,8 @@ async def make_service(config: Config, identity: str) -> "StorageService":
     pool.start()
     backend = make_backend(config)
     await backend.start()
-    log.info("backend_ready %s", " ".join(f"{name}={value:.0f}" for name, value in backend.stats().items()))
+    stats = backend.stats()
+    log.info("backend_ready id=%s files=%d", backend.info.backend_id, stats.get("l3_files", 0))
     return StorageService(identity, config.scheduler_endpoint, backend, pool)
 
 

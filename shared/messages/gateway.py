@@ -14,8 +14,8 @@ class Namespace(Message):
     """What keeps pages of different owners apart."""
 
     tenant: str = ""  # cache salt
-    lora_id: str = ""
-    extra_key: str = ""
+    lora_id: str = ""  # adapter, "" = none
+    extra_key: str = ""  # anything else that sets pages apart
 
 
 class Submit(Message, tag=True):
@@ -25,8 +25,8 @@ class Submit(Message, tag=True):
     tokens: bytes  # packed int32
     max_tokens: int  # tokens to generate at most
     stop_token_ids: list[int]  # generation ends after one of these
-    sampling: Sampling
-    namespace: Namespace
+    sampling: Sampling  # how every token is chosen
+    namespace: Namespace  # of its pages
     priority: int  # larger is more urgent
     timeout_s: float  # seconds until the request is given up
 
@@ -34,13 +34,13 @@ class Submit(Message, tag=True):
 class Abort(Message, tag=True):
     """Gateway -> scheduler: forget the request; no answer is needed."""
 
-    request_id: str
+    request_id: str  # of the Submit
 
 
 class Emission(Message):
     """New tokens of one request."""
 
-    request_id: str
+    request_id: str  # of the Submit
     tokens: bytes  # packed int32
     logprobs: bytes  # float32 each, natural log of the raw distribution
     top_ids: list[bytes]  # for each token packed int32 token ids, best first
@@ -50,17 +50,17 @@ class Emission(Message):
 class EmitTokens(Message, tag=True):
     """Scheduler -> gateway: one step's tokens."""
 
-    emissions: list[Emission]
+    emissions: list[Emission]  # one for each request of the step
 
 
 class Usage(Message):
     """Where a prompt's tokens came from, and how long it waited."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    device_hit_tokens: int
-    host_hit_tokens: int
-    storage_hit_tokens: int
+    prompt_tokens: int  # tokens
+    completion_tokens: int  # tokens
+    device_hit_tokens: int  # prompt tokens found in device pages
+    host_hit_tokens: int  # prompt tokens loaded back from host pages
+    storage_hit_tokens: int  # prompt tokens that L3 gave
     retracted: int  # times
     queue_s: float  # seconds from Submit to the first step
 
@@ -68,15 +68,15 @@ class Usage(Message):
 class Finish(Message, tag=True):
     """Scheduler -> gateway: the request is done."""
 
-    request_id: str
+    request_id: str  # of the Submit
     reason: str  # "stop", "length"
-    usage: Usage
+    usage: Usage  # of the whole request
 
 
 class Reject(Message, tag=True):
     """Scheduler -> gateway: the request ends without an answer."""
 
-    request_id: str
+    request_id: str  # of the Submit
     code: int  # HTTP status: 400, 429, 503
     message: str  # text for a person, with the remedy
     retry: bool  # the same request may succeed later

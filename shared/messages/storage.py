@@ -23,14 +23,14 @@ class SegmentInfo(Message):
     pages: int  # pages in the segment, page 0 (the header) included
     first_page: int  # first leased page
     page_count: int  # leased pages
-    geometry: PageGeometry
+    geometry: PageGeometry  # of its pages
     model_fingerprint: bytes  # 32 bytes
 
 
 class Holder(Message):
     """A process that maps a segment."""
 
-    identity: str
+    identity: str  # name of the process, kept over restarts
     epoch: int  # ns since 1970
     segment_epoch: int  # ns since 1970
 
@@ -39,7 +39,7 @@ class StorageHello(Message, tag=True):
     """Storage -> scheduler, first message."""
 
     identity: str  # unique among storages, kept over restarts
-    backend: BackendInfo
+    backend: BackendInfo  # its L3
     segment: SegmentInfo | None  # None until OpenSegment
     holders: list[Holder]  # processes that may still write into any of its segments
     budget: int  # bytes of host memory that segments may take
@@ -50,7 +50,7 @@ class OpenSegment(Message, tag=True):
     """Scheduler -> storage: make a host pool for this geometry (or say which one there is)."""
 
     op_id: int  # rises within the scheduler's epoch
-    geometry: PageGeometry
+    geometry: PageGeometry  # of its pages
     model_fingerprint: bytes  # 32 bytes
     fresh: bool  # True: a new one even if an equal one is open (its writers would not fence)
 
@@ -59,7 +59,7 @@ class SegmentOpened(Message, tag=True):
     """Storage -> scheduler: ack of OpenSegment."""
 
     op_id: int  # of the OpenSegment
-    segment: SegmentInfo
+    segment: SegmentInfo  # now open
 
 
 class PeerExited(Message, tag=True):

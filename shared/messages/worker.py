@@ -10,7 +10,7 @@ class WorkerHello(Message, tag=True):
 
     identity: str  # unique among workers, kept over restarts
     rank: int  # TP rank
-    geometry: PageGeometry
+    geometry: PageGeometry  # of its pages
     model_fingerprint: bytes  # 32 bytes
     device_pages: int  # pages in the KV pool, page 0 included
     max_requests: int  # rows in req_to_token, row 0 excluded
@@ -23,7 +23,7 @@ class MapSegment(Message, tag=True):
     """Scheduler -> worker: map a storage's host pool."""
 
     op_id: int  # rises within the scheduler's epoch
-    segment: SegmentInfo
+    segment: SegmentInfo  # to map
 
 
 class SegmentMapped(Message, tag=True):
@@ -75,7 +75,7 @@ class RunStep(Message, tag=True):
     """Scheduler -> worker: one forward pass. Layer i waits for layer i of every load in `wait_for`."""
 
     op_id: int  # rises within the scheduler's epoch
-    items: list[StepItem]
+    items: list[StepItem]  # one for each request of the step
     wait_for: list[int]  # op_ids of LoadPages
 
 

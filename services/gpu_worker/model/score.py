@@ -25,7 +25,8 @@ def score_tokens(model: Llama, ids: list[int], first: int) -> tuple[Scores, Scor
         raise ValueError(f"first is {first}; with {len(ids)} tokens it must be in 1..{len(ids)}")
     hidden = _cold_prefill(model, ids[:-1])[first - 1 :] if len(ids) > 1 else torch.empty(0, model.config.hidden)
     gaps, logprobs = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
-    for rows, wanted in zip(hidden.split(LOGITS_ROWS), torch.tensor(ids[first:]).split(LOGITS_ROWS), strict=True):
+    targets = torch.tensor(ids[first:], dtype=torch.int64)
+    for rows, wanted in zip(hidden.split(LOGITS_ROWS), targets.split(LOGITS_ROWS), strict=True):
         logits = model.logits(rows)
         chosen = logits.gather(1, wanted[:, None])[:, 0]
         gaps.append((logits.amax(1) - chosen).numpy())

@@ -101,7 +101,7 @@ class Core:
     def _peer_lost(self, peer: PeerKey) -> None:
         if peer in self.gateways:
             self.gateways.discard(peer)
-            self.requests.abort_all(peer)
+            self.requests.reject_all(peer)
             return
         self.state.counters["peers_lost"] += 1
         self.peers.lost(peer)
@@ -212,8 +212,8 @@ class Core:
                 self.requests.submit(peer, message)
             case gateway.Abort(request_id):
                 self.requests.abort(RequestKey(peer, request_id))
-            case storage.PeerExited(identity, epoch):
-                self._exited(PeerKey(identity, epoch))
+            case storage.PeerExited(identity, epoch, segment_epoch):
+                self._unmapped(PeerKey(identity, epoch), segment_epoch)
             case storage.PrefetchProgress(op_id, named):
                 operation = self.state.operations.table.get(op_id)
                 if isinstance(operation, Prefetch):
@@ -229,13 +229,16 @@ class Core:
                 if not operation.waiting:
                     self._ended(operation, message)
 
-    def _exited(self, peer: PeerKey) -> None:
+    def _unmapped(self, peer: PeerKey, segment_epoch: int) -> None:
+        """The process maps the segment no more (it has ended, or was told to drop it): it touches none of its pages."""
         self.state.counters["peers_exited"] += 1
-        self._peer_lost(peer)
+        for operation in self.state.operations.of_peer(peer):
+            if operation.pool is not None and operation.pool.segment_epoch == segment_epoch:
+                self.state.operations.fail(operation)
         self._deal_with_failures()
-        for operation in self.state.operations.gone(peer):
+        for operation in self.state.operations.gone(peer, segment_epoch=segment_epoch):
             self._settle(operation)
-        self.peers.exited(peer)
+        self.peers.unmapped(peer, segment_epoch)
 
     def _note(self, operation: Operation, message: Any) -> None:
         """Keep one rank's part of an answer."""

@@ -73,7 +73,8 @@ class DeviceMemory:
         request.shared = full
 
     def _insert(self, request: Request) -> int:
-        full = request.computed // self._state.settings.page_size
+        known = min(request.computed, request.length)  # a step that overshot the end computed an unknown token
+        full = known // self._state.settings.page_size
         inserted = self._state.tree.insert(
             request.seed, bytes(request.tokens), request.pages[:full], request.shared, request.priority
         )

@@ -150,7 +150,8 @@ def _check_requests(core: "Core") -> None:
         raise IntegrityError(f"a row is used twice: {rows} are taken, {core.requests.rows} are free")
     for request in core.requests.running:
         shared = request.shared * core.state.settings.page_size
-        if not shared <= request.computed <= request.scheduled <= request.length:
+        ahead = max(0, request.in_flight - 1)  # steps that take the token of the step before
+        if not shared <= request.computed <= request.scheduled <= request.length + ahead:
             raise IntegrityError(f"{request!r} counts {shared}, {request.computed}, {request.scheduled}")
     for operation in core.state.operations.table.values():
         if isinstance(operation, Find | Prefetch) and operation.failed and operation.requests:

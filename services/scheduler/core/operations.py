@@ -193,18 +193,23 @@ class Operations:
             for peer in operation.waiting:
                 self._send(Send(peer, Cancel(self.new_id(), operation.op_id)))
 
-    def gone(self, peer: PeerKey, *, below: int | None = None) -> list[Operation]:
-        """The process has fenced (operations before `below`) or exited (all): it touches no page any more.
+    def gone(self, peer: PeerKey, *, below: int | None = None, segment_epoch: int | None = None) -> list[Operation]:
+        """The process touches no page any more: it has ended, or has fenced (operations before `below`), or maps a
+        segment no more (operations on its pages).
 
         Returns the operations that have settled by it; each has failed before.
         """
         settled = []
         for operation in list(self.table.values()):
-            if peer in operation.waiting and (below is None or operation.op_id < below):
-                self.fail(operation)
-                if self.answered(operation.op_id, peer) and not operation.waiting:
-                    settled.append(operation)
-        if below is None:
+            if peer not in operation.waiting or (below is not None and operation.op_id >= below):
+                continue
+            pool = operation.pool
+            if segment_epoch is not None and (pool is None or pool.segment_epoch != segment_epoch):
+                continue
+            self.fail(operation)
+            if self.answered(operation.op_id, peer) and not operation.waiting:
+                settled.append(operation)
+        if below is None and segment_epoch is None:
             self._credits.pop(peer, None)
             self._backlog.pop(peer, None)
         return settled

@@ -60,11 +60,18 @@ class StoragePeer:
     hello: StorageHello
     up: bool = True
     fenced: bool = False
-    writers: set[PeerKey] = field(default_factory=set)  # holders of its segments that have not fenced to us
+    holders: set[tuple[PeerKey, int]] = field(default_factory=set)  # who maps which of its segments
+    fenced_holders: set[PeerKey] = field(default_factory=set)  # those that have fenced to us
+    dropping: set[tuple[PeerKey, int]] = field(default_factory=set)  # whose DropSegment is sent
     segment: SegmentInfo | None = None  # open, and of our geometry
     released: bool = False  # every page of it is ours to give
     opening: bool = False
     retry_at: float = float("inf")  # a silent writer's or a refused segment's deadline
+
+    @property
+    def writers(self) -> set[PeerKey]:
+        """Holders that may still write for an earlier scheduler."""
+        return {key for key, _ in self.holders} - self.fenced_holders
 
 
 class Peers:
@@ -119,14 +126,10 @@ class Peers:
         else:
             if known is not None:
                 self._listener.storage_replaced(known.key)
-                if known.segment is not None:
-                    self._drop_segment(known.segment)
-            writers = {PeerKey(holder.identity, holder.epoch) for holder in hello.holders}
-            known = self.storages[key.identity] = StoragePeer(key, hello, writers=writers)
-            for worker in self.workers.values():
-                if worker.fenced:
-                    known.writers.discard(worker.key)
-            if known.writers:
+            holders = {(PeerKey(each.identity, each.epoch), each.segment_epoch) for each in hello.holders}
+            fenced = {worker.key for worker in self.workers.values() if worker.fenced}
+            known = self.storages[key.identity] = StoragePeer(key, hello, holders=holders, fenced_holders=fenced)
+            if known.writers and hello.segment is not None:  # they may yet fence
                 known.retry_at = self._state.now + FENCE_TIMEOUT_S
         self._state.operations.grant(key, hello.credits)
         self._state.send(key, Welcome("scheduler"))
@@ -147,7 +150,7 @@ class Peers:
             if worker.key == key:
                 worker.fenced = True
         for storage in self.storages.values():
-            storage.writers.discard(key)
+            storage.fenced_holders.add(key)
             if storage.key == key:
                 storage.fenced = True
         self.advance()
@@ -169,11 +172,10 @@ class Peers:
                 storage.up = storage.fenced = False
                 self._listener.storage_lost(key)
 
-    def exited(self, key: PeerKey) -> None:
-        """A storage has seen the process end."""
+    def unmapped(self, key: PeerKey, segment_epoch: int) -> None:
+        """A storage has seen that the process maps a segment no more."""
         for storage in self.storages.values():
-            storage.writers.discard(key)
-        self.lost(key)
+            storage.holders.discard((key, segment_epoch))
         self.advance()
 
     # --- towards a usable stack ---------------------------------------------------------------------------------
@@ -195,13 +197,16 @@ class Peers:
         hello = group[0].hello
         if storage.segment is None:
             offered = storage.hello.segment
-            if offered is not None and offered.model_fingerprint == hello.model_fingerprint and not storage.writers:
+            usable = offered is not None and offered.model_fingerprint == hello.model_fingerprint
+            if usable and not storage.writers:
                 storage.segment = offered
-            elif not storage.opening and (not storage.writers or storage.retry_at <= self._state.now):
-                self._open(storage, hello, fresh=bool(storage.writers))
-                return
             else:
+                waits = self._state.now < storage.retry_at < float("inf")
+                self._drop_old(storage, group, offered.epoch if offered is not None and usable and waits else 0)
+                if not waits and not storage.opening:
+                    self._open(storage, hello, fresh=bool(storage.writers))
                 return
+        self._drop_old(storage, group, storage.segment.epoch)
         if not storage.released:
             self._release_all(storage, storage.segment)
             return
@@ -255,12 +260,24 @@ class Peers:
             Control(on_done=mapped), MapSegment(self._state.operations.new_id(), segment), [worker.key]
         )
 
-    def _drop_segment(self, segment: SegmentInfo) -> None:
-        for worker in self.workers.values():
-            if worker.up and segment.epoch in worker.mapped:
-                worker.mapped.discard(segment.epoch)
-                message = DropSegment(self._state.operations.new_id(), segment.storage_id, segment.epoch)
-                self._state.operations.start(Control(), message, [worker.key])
+    def _drop_old(self, storage: StoragePeer, group: list[WorkerPeer], keep: int) -> None:
+        """Tell the workers to unmap the storage's segments other than `keep`: they count against its budget."""
+        for worker in group:
+            for holder in sorted(storage.holders):
+                if holder[0] == worker.key and holder[1] != keep and holder not in storage.dropping:
+                    self._drop(storage, worker, holder)
+
+    def _drop(self, storage: StoragePeer, worker: WorkerPeer, holder: tuple[PeerKey, int]) -> None:
+        def dropped(message: object) -> None:
+            storage.dropping.discard(holder)
+            if not isinstance(message, OperationFailed):
+                storage.holders.discard(holder)
+                self.advance()
+
+        storage.dropping.add(holder)
+        worker.mapped.discard(holder[1])
+        message = DropSegment(self._state.operations.new_id(), storage.key.identity, holder[1])
+        self._state.operations.start(Control(on_done=dropped), message, [worker.key])
 
     def _withdraw_group(self) -> None:
         self._state.workers = []
@@ -270,7 +287,7 @@ class Peers:
         """Ask again where a segment was refused, or where a writer never fenced."""
         for storage in self.storages.values():
             if storage.retry_at <= self._state.now:
-                storage.retry_at = self._state.now + SEGMENT_RETRY_S if storage.segment is None else float("inf")
+                storage.retry_at = float("inf")
                 self.advance()
 
     def next_deadline(self) -> float:

@@ -71,10 +71,10 @@ class Requests:
             self._state.counters["aborted"] += 1
             self._end(request)
 
-    def abort_all(self, gateway: PeerKey) -> None:
-        """The gateway has ended: so do its requests."""
-        for key in [key for key in self.all if key.gateway == gateway]:
-            self.abort(key)
+    def reject_all(self, gateway: PeerKey) -> None:
+        """The gateway is silent: its requests end. If it lives, it must hear that."""
+        for request in [request for key, request in self.all.items() if key.gateway == gateway]:
+            self.reject(request, 503, "the scheduler lost its link to the gateway; retry")
 
     def reject(self, request: Request, code: int, text: str) -> None:
         """End a request without an answer; the same request may succeed later."""

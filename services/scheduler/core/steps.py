@@ -33,6 +33,9 @@ class Steps:
                 continue
             row = request.row
             request.in_flight -= 1
+            if self._overtook(step, request, attempt):
+                self._requests.stop(request, trusted=False)
+                continue
             request.computed += count
             if request.state is RequestState.DRAINING:
                 if not request.in_flight:
@@ -51,6 +54,13 @@ class Steps:
             self._state.send(gateway, EmitTokens(batch))
         for request, reason in ended:
             self._requests.finish(request, reason)
+
+    def _overtook(self, step: Step, request: Request, attempt: int) -> bool:
+        """Has an earlier step of the request no answer yet? Then one of its messages was lost, or it ran too late."""
+        return request.in_flight > 0 and any(
+            other.op_id < step.op_id and (request, attempt) in [(r, a) for r, a, _, _ in other.requests]
+            for other in self._state.operations.live(Step)
+        )
 
     def _emit(self, request: Request, result: Sampled) -> Emission:
         request.tokens += pack([result.token])

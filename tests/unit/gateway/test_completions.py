@@ -90,7 +90,9 @@ async def test_stop_string_across_tokens(stack: Stack, stream: bool, finish_abor
     if stream:
         *parts, last = events(response.text)
         assert "".join(part["choices"][0]["text"] for part in parts) == "one EN two "
-        assert [part["choices"][0]["finish_reason"] for part in parts if part["choices"][0]["finish_reason"]] == ["stop"]
+        assert [part["choices"][0]["finish_reason"] for part in parts if part["choices"][0]["finish_reason"]] == [
+            "stop"
+        ]
         usage = last["usage"]
     else:
         choice = response.json()["choices"][0]

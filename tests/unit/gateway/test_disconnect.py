@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 
 import httpx
 import pytest
@@ -51,15 +52,19 @@ async def test_while_no_scheduler_is_there(stack: Stack) -> None:
 
 
 async def test_a_client_that_stops_reading_is_given_up(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.gateway.generate.REQUEST_MARGIN_S", -599.0)
+    monkeypatch.setattr("services.gateway.generate.REQUEST_MARGIN_S", -599.5)
     monkeypatch.setattr("services.gateway.generate.FLUSH_S", 0.0)
     host, port = stack.url.removeprefix("http://").split(":")
     body = b'{"model":"tiny","prompt":"a","stream":true,"max_tokens":60,"logprobs":5}'
-    _, writer = await asyncio.open_connection(host, int(port), limit=1)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
-    submit = await stack.scheduler.submitted()
-    await until(lambda: stack.scheduler.aborts == [submit.request_id])
-    writer.close()
+    with socket.socket() as narrow:
+        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        narrow.connect((host, int(port)))
+        narrow.setblocking(False)
+        narrow.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        submit = await stack.scheduler.submitted()
+        for _ in range(2):  # megabytes of log-probabilities: more than the sockets' buffers hold
+            stack.scheduler.emit(submit, [1] * 20_000)
+        await until(lambda: stack.scheduler.aborts == [submit.request_id])
     await assert_nothing_is_open(stack)
 
 
@@ -68,7 +73,9 @@ async def assert_nothing_is_open(stack: Stack) -> None:
 
         async def open_requests() -> float:
             text = (await client.get("/metrics")).text
-            return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("kvtide:num_requests_open "))
+            return next(
+                float(line.split()[1]) for line in text.splitlines() if line.startswith("kvtide:num_requests_open ")
+            )
 
         for _ in range(100):
             if not await open_requests():

@@ -79,7 +79,14 @@ async def test_a_bad_parameter_is_named(stack: Stack) -> None:
 
 async def test_harmless_parameters_are_taken(stack: Stack) -> None:
     stack.says("a")
-    harmless = {"user": "u", "metadata": {"a": "b"}, "service_tier": "auto", "best_of": 1, "echo": False, "suffix": None}
+    harmless = {
+        "user": "u",
+        "metadata": {"a": "b"},
+        "service_tier": "auto",
+        "best_of": 1,
+        "echo": False,
+        "suffix": None,
+    }
     assert (await stack.complete(logit_bias={}, presence_penalty=0.0, **harmless)).status_code == 200
 
 
@@ -140,6 +147,7 @@ async def test_unknown_model_route_and_method(stack: Stack) -> None:
     ("code", "retry", "kind", "after"),
     [
         (400, False, "invalid_request_error", None),
+        (400, True, "invalid_request_error", None),
         (429, True, "rate_limit_error", "1"),
         (503, True, "server_error", "2"),
         (503, False, "server_error", None),

@@ -146,6 +146,8 @@ def test_only_sampled_rows_have_logits(tiny: Llama) -> None:
     batch = ForwardBatch(at, at, at + PAGE, [Segment(0, 6, 0, torch.tensor([1, 2]))], torch.tensor([5, 2]))
     expected = engine.cold(list(range(6)))[[5, 2]]
     torch.testing.assert_close(tiny.forward(batch, engine.pool), expected, **CLOSE)
+    nothing = batch._replace(sample_rows=torch.empty(0, dtype=torch.int64))
+    assert tiny.forward(nothing, engine.pool).shape == (0, 97)
 
 
 @pytest.mark.parametrize(("dtype", "noise"), [("bfloat16", 0.35), ("float16", 0.05)])
@@ -167,6 +169,7 @@ def test_score_tokens_is_the_log_softmax_of_a_cold_prefill(tiny: Llama) -> None:
         np.testing.assert_allclose(logprob, (chosen - rows.logsumexp(1)).numpy(), atol=1e-4)
         assert gap.dtype == logprob.dtype == np.float32
         assert gap.shape == logprob.shape == (90 - first,)
+    assert [scores.shape for scores in score_tokens(tiny, [5], 1)] == [(0,), (0,)]
 
 
 @pytest.mark.parametrize("first", [0, 4])

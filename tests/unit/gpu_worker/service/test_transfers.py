@@ -269,12 +269,21 @@ async def test_a_step_gives_up_a_load_that_takes_too_long(
     assert isinstance(await stack.scheduler.answer(load.op_id), LoadDone)
 
 
-async def test_a_write_of_pages_that_a_failed_step_left_is_refused(stack: Stack, hooks: Path) -> None:
-    (hooks / "worker_step").write_text("fail: no such action")
+async def test_a_write_of_pages_that_a_failed_step_left_is_refused(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(*_: object) -> None:
+        gate.wait(WAIT_S)
+        raise ValueError("on purpose")
+
+    gate = threading.Event()
+    monkeypatch.setattr(stack.engine.stepper._model, "forward", forward)
     scheduler = stack.scheduler
     step, write = RunStep(scheduler.op(), [item(0, PROMPT[:4], [1])], []), stack.write([1], [5])
     scheduler.tell(step)
     scheduler.tell(write)
+    assert await scheduler.silence(write.op_id)
+    gate.set()
     assert await scheduler.answer(step.op_id) == StepFailed(step.op_id, 0, "error", [])
     failed = await scheduler.answer(write.op_id)
     assert failed == OperationFailed(write.op_id, 0, "error", -1, b"")

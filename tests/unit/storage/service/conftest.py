@@ -11,6 +11,7 @@ import pytest
 
 from services.storage.service import StorageService, make_service
 from services.storage.test_hooks import SLOW_READ, VARIABLE
+from shared import link
 from shared.config import Config, load_config
 from shared.messages.storage import StorageHello
 from shared.segments import MappedSegment, map_segment
@@ -79,6 +80,12 @@ async def running(config: Config) -> AsyncIterator[StorageService]:
     finally:
         stop.set()
         await task
+
+
+@pytest.fixture(autouse=True)
+def quick_hello(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first hello is sent before the socket is connected; don't wait half a second for the next."""
+    monkeypatch.setattr(link, "HELLO_RETRY_S", 0.02)
 
 
 @pytest.fixture

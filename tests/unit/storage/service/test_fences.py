@@ -33,7 +33,7 @@ async def test_a_cancelled_prefetch_stops_at_a_page_and_says_what_is_named(stack
     scheduler.tell(Cancel(scheduler.op(), request.op_id))
     start_s = time.monotonic()
     cancelled = await scheduler.receive(lambda message: isinstance(message, Cancelled))
-    assert time.monotonic() - start_s < 4 * SLOW_S  # not the 24 pages that were left
+    assert time.monotonic() - start_s < 8 * SLOW_S  # the 24 pages that were left would take 12
     assert cancelled.op_id == request.op_id
     named = unpack(cancelled.named).tolist()
     assert 8 <= len(named) < 32

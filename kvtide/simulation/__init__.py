@@ -1,0 +1,1 @@
+"""Seeded runs of the real core with simulated peers on a virtual clock: a failing seed replays exactly."""

@@ -1,0 +1,130 @@
+"""What one seed means: sizes, settings, traffic and faults. Everything random about a run's shape is drawn here."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Literal
+
+from services.scheduler.core.settings import CoreSettings
+
+FaultKind = Literal[
+    "kill_worker",
+    "kill_storage",
+    "kill_gateway",
+    "kill_scheduler",
+    "pause_worker",
+    "pause_storage",
+    "pause_scheduler",
+    "cut_worker",
+    "cut_storage",
+    "slow_l3",
+    "failing_l3",
+    "corrupt_l3",
+    "corrupt_host",
+    "refuse_segment",
+]
+FAULT_KINDS: tuple[FaultKind, ...] = FaultKind.__args__  # type: ignore[attr-defined]
+
+
+@dataclass
+class Fault:
+    """One thing that goes wrong."""
+
+    at: float  # seconds
+    kind: FaultKind
+    seconds: float  # how long it lasts (a killed process is away that long)
+
+
+@dataclass
+class Plan:
+    """The shape of one run."""
+
+    seed: int
+    settings: CoreSettings
+    device_pages: int  # page 0 included
+    host_pages: int  # page 0 included; 0 = no storage
+    backend: bool  # storage has an L3
+    rows: int
+    max_context: int  # tokens
+    max_steps: int
+    credits: int
+    segment_budget: int  # segments that fit into the storage's budget
+    requests: int
+    traffic_s: float  # over which they arrive
+    families: int
+    abort_share: float
+    beat_s: float  # heartbeat interval
+    latency_s: float  # of a message, at most
+    copy_s: float  # of a copy, at most
+    step_s: float  # of a step, at most
+    l3_s: float  # of an L3 batch, at most
+    lose: float = 0.0  # share of messages between scheduler and worker or storage
+    duplicate: float = 0.0
+    fail_step: float = 0.0  # share of operations that fail by themselves
+    fail_copy: float = 0.0
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def faults_end(self) -> float:
+        """From then on everything works."""
+        return max([self.traffic_s, *(fault.at + fault.seconds for fault in self.faults)])
+
+
+def make_plan(seed: int) -> Plan:
+    """Draw a plan. One seed in three has no fault, one a few, one many."""
+    rng = random.Random(f"plan {seed}")
+    page_size = rng.choice([1, 2, 4])
+    device_pages = rng.randint(5, 30)
+    host_pages = 0 if rng.random() < 0.1 else rng.randint(3, 60)
+    trouble = rng.choice([0, 0, 1, 1, 2, 2])
+    settings = CoreSettings(
+        page_size=page_size,
+        write_policy=rng.choice(["write_through", "write_through", "write_through_selective"]),
+        eviction=rng.choice(["lru", "priority"]),
+        load_back_threshold=rng.choice([0, 1, 4, 10]),
+        prefetch=rng.random() < 0.9,
+        prefetch_threshold=rng.choice([0, 1, 2, 4, 8]),
+        prefetch_policy=rng.choice(["best_effort", "wait_complete", "timeout"]),
+        host_tier=host_pages > 0,
+        max_running=rng.randint(1, 6),
+        max_queued=rng.choice([4, 1024]),
+        token_budget=rng.choice([1, 3, 8, 16, 64]),
+        request_timeout_s=600.0,
+    )
+    plan = Plan(
+        seed=seed,
+        settings=settings,
+        device_pages=device_pages,
+        host_pages=host_pages,
+        backend=rng.random() < 0.8,
+        rows=rng.randint(1, 6),
+        max_context=rng.choice([(device_pages + 3) * page_size, max(4, device_pages * page_size // 2)]),
+        max_steps=rng.choice([1, 1, 2]),
+        credits=rng.choice([1, 2, 32]),
+        segment_budget=rng.choice([1, 1, 2]),
+        requests=rng.randint(4, 24),
+        traffic_s=rng.choice([0.2, 1.0, 3.0, 10.0]),
+        families=rng.randint(1, 4),
+        abort_share=rng.choice([0.0, 0.1, 0.4]),
+        beat_s=rng.choice([1.0, 5.0]),
+        latency_s=rng.choice([0.0005, 0.005, 0.02]),
+        copy_s=rng.choice([0.005, 0.05, 0.3]),
+        step_s=rng.choice([0.01, 0.05]),
+        l3_s=rng.choice([0.005, 0.1, 1.0]),
+    )
+    if trouble:
+        _add_faults(plan, rng, trouble)
+    return plan
+
+
+def _add_faults(plan: Plan, rng: random.Random, trouble: int) -> None:
+    if rng.random() < 0.5:
+        plan.lose = rng.choice([0.0, 0.005, 0.05])
+        plan.duplicate = rng.choice([0.0, 0.02, 0.1])
+    if rng.random() < 0.4:
+        plan.fail_step = rng.choice([0.02, 0.15])
+    if rng.random() < 0.4:
+        plan.fail_copy = rng.choice([0.02, 0.15])
+    kinds = list(FAULT_KINDS)
+    for _ in range(rng.randint(1, 2) if trouble == 1 else rng.randint(2, 7)):
+        seconds = rng.choice([0.05, 0.5, 4.0, 20.0, 45.0])
+        plan.faults.append(Fault(rng.uniform(0.05, plan.traffic_s * 1.2), rng.choice(kinds), seconds))

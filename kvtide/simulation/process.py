@@ -1,0 +1,124 @@
+"""A simulated peer process: it can be paused and killed, and speaks to the scheduler as `shared.link` does."""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from kvtide.simulation.clock import Action
+from services.scheduler.core.events import PeerKey
+from shared.link import HELLO_RETRY_S, MISSED_BEATS
+from shared.messages.common import Heartbeat, HelloWanted, Message, Refused, Welcome
+
+if TYPE_CHECKING:
+    from kvtide.simulation.world import World
+
+
+class Pausable:
+    """Runs actions while it lives; a paused process runs them when it goes on."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.alive = True
+        self.paused = False
+        self._inbox: list[Action] = []
+
+    def deliver(self, action: Action) -> None:
+        """Run now, or when the process goes on."""
+        if self.paused:
+            self._inbox.append(action)
+        elif self.alive:
+            action()
+
+    def later(self, delay: float, action: Action) -> None:
+        """Run after a while of virtual time."""
+        self.world.clock.after(delay, lambda: self.deliver(action))
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.paused = False
+        held, self._inbox = self._inbox, []
+        for action in held:
+            self.deliver(action)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.alive = self.paused = False
+        self._inbox.clear()
+
+
+class Process(Pausable, ABC):
+    """A peer of the scheduler."""
+
+    def __init__(self, world: "World", identity: str) -> None:
+        super().__init__(world)
+        self.key = PeerKey(identity, world.new_epoch())
+        self.scheduler_epoch = 0
+        self.up = False
+        self._heard = 0.0
+        self._interval = world.plan.beat_s
+        world.network.peers[identity] = self
+        self.later(world.rng.uniform(0.0, 0.05), self._beat)
+
+    @abstractmethod
+    def hello(self) -> Message:
+        """The first message to a scheduler."""
+
+    @abstractmethod
+    def on_scheduler(self) -> None:
+        """A scheduler has taken the hello."""
+
+    def on_lost(self) -> None:
+        """The scheduler is silent."""
+
+    @abstractmethod
+    def on_message(self, message: Message) -> None:
+        """A message of the current scheduler."""
+
+    def send(self, message: Message) -> None:
+        """Send to the current scheduler."""
+        self.world.network.to_scheduler(self.key, self.scheduler_epoch, message)
+
+    def take(self, sender: int, receiver: int, message: Message) -> None:
+        """What `SchedulerLink` does with a message."""
+        if isinstance(message, HelloWanted):
+            self._greet()
+            return
+        if receiver != self.key.epoch or sender < self.scheduler_epoch:
+            self.world.seen["old_epoch_at_peer"] += 1
+            return
+        if isinstance(message, Refused):
+            self.world.fail(f"{self.key.identity} was refused: {message.reason}")
+            return
+        if isinstance(message, Welcome):
+            self._heard = self.world.clock.now
+            if sender != self.scheduler_epoch or not self.up:
+                self.scheduler_epoch = sender
+                self.up = True
+                self.on_scheduler()
+            return
+        if sender != self.scheduler_epoch:
+            self._greet()
+            return
+        self._heard = self.world.clock.now
+        if isinstance(message, Heartbeat):
+            if not self.up:
+                self._greet()
+            return
+        self.on_message(message)
+
+    def _greet(self) -> None:
+        self.world.network.to_scheduler(self.key, 0, self.hello())
+
+    def _beat(self) -> None:
+        if self.up and self.world.clock.now - self._heard > MISSED_BEATS * self._interval:
+            self.up = False
+            self.world.seen["scheduler_lost"] += 1
+            self.on_lost()
+        if self.up:
+            self.send(Heartbeat(self._interval, {}))
+        else:
+            self._greet()
+        self.later(self._interval if self.up else HELLO_RETRY_S, self._beat)

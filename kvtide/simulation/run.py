@@ -1,0 +1,31 @@
+"""Runs seeds and says what came of them."""
+
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvtide.simulation.plan import make_plan
+from kvtide.simulation.world import World
+
+
+class Outcome(NamedTuple):
+    """One seed."""
+
+    seed: int
+    events: int  # that the core took
+    failure: str  # "" = none
+    where: str  # traceback of the failure
+    seen: Counter[str]  # faults, states, outcomes
+
+
+def run_seed(seed: int, log: Callable[[str], None] | None = None) -> Outcome:
+    """Run one seed; `log` gets the trace line by line."""
+    world = World(make_plan(seed), log)
+    failure = where = ""
+    try:
+        world.run()
+    except Exception as error:  # whatever it is, it is this seed's result
+        failure = f"{type(error).__name__}: {error}"
+        where = traceback.format_exc()
+    return Outcome(seed, world.events, failure, where, world.seen + world.shell.core.state.counters)

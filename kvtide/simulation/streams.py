@@ -1,0 +1,72 @@
+"""Ordered queues of work that takes virtual time, as the worker's compute, write and load streams."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvtide.simulation.clock import Action
+from kvtide.simulation.process import Pausable
+from shared.messages.common import Message
+
+
+@dataclass(eq=False)
+class Job:
+    """One operation on a stream: it waits for others, runs its parts one after the other, then answers."""
+
+    op_id: int
+    epoch: int  # of the scheduler that sent it
+    waits_for: list["Job"]
+    parts: list[tuple[float, Action]]  # (seconds before it, what it does)
+    answer: Callable[[], Message]
+    stop_early: bool = False  # a copy ends at its next part when cancelled, a step doesn't
+    begun: bool = False
+    cancelled: bool = False
+    ended: bool = False
+    ok: bool = False
+    then: list[Action] = field(default_factory=list)
+
+
+class Stream:
+    """Runs its jobs one at a time, in order."""
+
+    def __init__(self, process: Pausable, on_end: Callable[[Job, Message], None]) -> None:
+        self._process = process
+        self._on_end = on_end
+        self._queue: deque[Job] = deque()
+        self._running: Job | None = None
+
+    def submit(self, job: Job) -> None:
+        """Queue a job."""
+        self._queue.append(job)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._running is None and self._queue:
+            job = self._queue.popleft()
+            if not job.cancelled:
+                self._running = job
+                job.begun = True
+                self._wait(job)
+
+    def _wait(self, job: Job) -> None:
+        blocker = next((other for other in job.waits_for if not other.ended), None)
+        if blocker is not None:
+            blocker.then.append(lambda: self._wait(job))
+        else:
+            self._part(job, 0)
+
+    def _part(self, job: Job, number: int) -> None:
+        if number == len(job.parts) or (job.cancelled and job.stop_early):
+            answer = job.answer()
+            self._running = None
+            self._on_end(job, answer)
+            self._go_on()
+            return
+        delay, action = job.parts[number]
+
+        def run() -> None:
+            if not (job.cancelled and job.stop_early):
+                action()
+            self._part(job, number + 1)
+
+        self._process.later(delay, run)
