@@ -106,9 +106,12 @@ def _choices(struct: type, name: str) -> str:
 
 
 def _type(hint: Any) -> str:
-    return (hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)).replace(
-        "|", "or"
-    ).replace("shared.messages.", "").replace("shared.geometry.", "")
+    return (
+        (hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint))
+        .replace("|", "or")
+        .replace("shared.messages.", "")
+        .replace("shared.geometry.", "")
+    )
 
 
 GENERATED = {"protocol.md": ("messages", protocol_tables), "operations.md": ("configuration", configuration_tables)}

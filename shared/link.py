@@ -61,7 +61,8 @@ class SchedulerLink:
         self._clock = clock
         self._up = False
         self._heard_s = 0.0
-        self._interval_s = IDLE_INTERVAL_S
+        self._interval_s = IDLE_INTERVAL_S  # announced by the scheduler
+        self._announced_s = IDLE_INTERVAL_S  # announced by us
         self._wake = asyncio.Event()
 
     @property
@@ -89,7 +90,7 @@ class SchedulerLink:
 
     def quicken(self) -> None:
         """Send a heartbeat now, with the busy interval announced, if the last one announced the idle one."""
-        if self._interval_s == IDLE_INTERVAL_S:
+        if self._announced_s == IDLE_INTERVAL_S:
             self._wake.set()
 
     async def _beat(self) -> None:
@@ -101,6 +102,7 @@ class SchedulerLink:
                 self._owner.on_lost()
             if self._up:
                 beat_s = BUSY_INTERVAL_S if self._owner.busy() else IDLE_INTERVAL_S
+                self._announced_s = beat_s
                 self.send(Heartbeat(beat_s, self._owner.stats()))
             else:
                 beat_s = HELLO_RETRY_S

@@ -68,9 +68,9 @@ async def _run_phases(config: Config, folder: Path, progress: Reporter) -> _Run:
     for line in describe_tiers(tiered):
         progress.say(line)
     return _Run(
-        await _phase("three tiers, turns 1 to 4", tiered, chats, TURNS, progress),
+        await _phase("three tiers, turns 1-4", tiered, chats, TURNS, progress),
         await _phase("restarted, turn 5", tiered, chats, 1, progress),
-        await _phase("device tree only, turns 1 to 4", device_only, plain_chats, TURNS, progress),
+        await _phase("device only, turns 1-4", device_only, plain_chats, TURNS, progress),
         chats,
         plain_chats,
     )

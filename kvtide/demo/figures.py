@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+from rich import box
 from rich.table import Table
 
 from kvtide.chat_client import Answer
@@ -93,10 +94,10 @@ def summarize(
 
 def table(phases: Sequence[Phase]) -> Table:
     """One row for each phase."""
-    result = Table(title="prompt tokens by the tier that had them, and time to first token")
-    result.add_column("phase")
-    for column in ("requests", "prompt tokens", "device", "host", "storage", "computed", "TTFT p50", "TTFT p95"):
-        result.add_column(column, justify="right")
+    result = Table(title="prompt tokens by the tier that had them, and time to first token", box=box.SIMPLE_HEAD)
+    result.add_column("phase", no_wrap=True)
+    for column in ("requests", "prompt", "device", "host", "storage", "computed", "TTFT p50", "p95"):
+        result.add_column(column, justify="right", no_wrap=True)
     for phase in phases:
         hits = (phase.device_tokens, phase.host_tokens, phase.storage_tokens)
         times = [answer.ttft_s for answer in phase.answers]

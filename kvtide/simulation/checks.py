@@ -17,7 +17,9 @@ def is_quiet(world: "World") -> bool:
     if not world.shell.alive or any(not ask.ended for ask in world.asks) or core.state.operations.table:
         return False
     processes = [process for process in (world.worker, world.storage, world.gateway) if process is not None]
-    if any(not process.alive or not process.up or process.scheduler_epoch != world.shell.epoch for process in processes):
+    if any(
+        not process.alive or not process.up or process.scheduler_epoch != world.shell.epoch for process in processes
+    ):
         return False
     return ready(core)
 
@@ -58,7 +60,7 @@ def check_end(world: "World") -> None:
             "releasing": pool.releasing,
         }
     if any(left.values()):
-        world.fail(f"left behind: {({what: count for what, count in left.items() if count})}")
+        world.fail(f"left behind: { ({what: count for what, count in left.items() if count}) }")
     _check_names(world)
 
 

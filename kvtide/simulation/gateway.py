@@ -61,13 +61,19 @@ class Traffic:
             [rng.randint(1, VOCABULARY) for _ in range(rng.randint(1, longest))] for _ in range(self._plan.families)
         ]
 
+    def stored_families(self) -> list[list[int]]:
+        """Those that L3 has from an earlier life of the stack."""
+        return [family for family in self._families if self._rng.random() < self._plan.stored]
+
     def draw(self) -> Ask:
         """A new conversation."""
         rng = self._rng
         base = rng.choice(self._families)
         cut = rng.choice([len(base), rng.randint(0, len(base))])
         prompt = base[:cut] + [rng.randint(1, VOCABULARY) for _ in range(rng.choice([0, 1, 1, 2, 5, 9]))]
-        return self._ask(prompt[: self._longest] or [1], rng.choice(NAMESPACES[: rng.choice([1, 1, 3])]), rng.choice([0, 0, 2]))
+        return self._ask(
+            prompt[: self._longest] or [1], rng.choice(NAMESPACES[: rng.choice([1, 1, 3])]), rng.choice([0, 0, 2])
+        )
 
     def follow_up(self, ask: Ask) -> Ask:
         """The next turn of a conversation."""
@@ -78,7 +84,9 @@ class Traffic:
     def _ask(self, prompt: list[int], namespace: Namespace, turns: int) -> Ask:
         rng = self._rng
         stops = [rng.randint(1, VOCABULARY)] if rng.random() < 0.3 else []
-        return Ask(prompt, rng.choice([1, 1, 2, 3, 5, 8]), stops, namespace, rng.choice([0, 0, 0, 1, 5]), turns)
+        room = self._longest + 4 - len(prompt) if rng.random() < 0.95 else 8
+        output = max(1, min(rng.choice([1, 1, 2, 3, 5, 8]), room))
+        return Ask(prompt, output, stops, namespace, rng.choice([0, 0, 0, 1, 5]), turns)
 
 
 class SimGateway(Process):
@@ -118,7 +126,13 @@ class SimGateway(Process):
     def _submit(self, ask: Ask) -> None:
         self.send(
             Submit(
-                ask.request_id, pack(ask.prompt), ask.max_tokens, ask.stops, GREEDY, ask.namespace, ask.priority,
+                ask.request_id,
+                pack(ask.prompt),
+                ask.max_tokens,
+                ask.stops,
+                GREEDY,
+                ask.namespace,
+                ask.priority,
                 self.world.plan.settings.request_timeout_s,
             )  # fmt: skip
         )

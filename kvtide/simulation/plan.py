@@ -51,6 +51,7 @@ class Plan:
     requests: int
     traffic_s: float  # over which they arrive
     families: int
+    stored: float  # share of the families that L3 has from earlier
     abort_share: float
     beat_s: float  # heartbeat interval
     latency_s: float  # of a message, at most
@@ -86,7 +87,7 @@ def make_plan(seed: int) -> Plan:
         prefetch_policy=rng.choice(["best_effort", "wait_complete", "timeout"]),
         host_tier=host_pages > 0,
         max_running=rng.randint(1, 6),
-        max_queued=rng.choice([4, 1024]),
+        max_queued=rng.choice([4, 1024, 1024, 1024]),
         token_budget=rng.choice([1, 3, 8, 16, 64]),
         request_timeout_s=600.0,
     )
@@ -101,9 +102,10 @@ def make_plan(seed: int) -> Plan:
         max_steps=rng.choice([1, 1, 2]),
         credits=rng.choice([1, 2, 32]),
         segment_budget=rng.choice([1, 1, 2]),
-        requests=rng.randint(4, 24),
+        requests=rng.randint(8, 40),
         traffic_s=rng.choice([0.2, 1.0, 3.0, 10.0]),
-        families=rng.randint(1, 4),
+        families=rng.randint(1, 6),
+        stored=rng.choice([0.0, 0.5, 1.0]),
         abort_share=rng.choice([0.0, 0.1, 0.4]),
         beat_s=rng.choice([1.0, 5.0]),
         latency_s=rng.choice([0.0005, 0.005, 0.02]),

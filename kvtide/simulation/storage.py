@@ -98,7 +98,7 @@ class SimStorage(Process):
     def on_message(self, message: Any) -> None:
         """Carry out a command once."""
         if isinstance(message, Cancel):
-            self._stop(lambda each: each.op_id == message.target and each.epoch == self._epoch)
+            self._cancel(message.target)
             return
         match self._log.begin(message.op_id):
             case Seen.NEW:
@@ -111,6 +111,20 @@ class SimStorage(Process):
                 self.send(OperationFailed(message.op_id, RANK, "stale", -1, b""))
             case Seen.RUNNING:
                 pass
+
+    def _cancel(self, target: int) -> None:
+        """Every Cancel is answered: by its target's own answer, or by Cancelled when the target never came."""
+        match self._log.begin(target):
+            case Seen.NEW:
+                self._answer(self._epoch, target, Cancelled(target, RANK, b""))
+            case Seen.DONE:
+                answer = self._log.result(target)
+                assert answer is not None
+                self.send(answer)
+            case Seen.STALE:
+                self.send(OperationFailed(target, RANK, "stale", -1, b""))
+            case Seen.RUNNING:
+                self._stop(lambda each: each.op_id == target and each.epoch == self._epoch)
 
     def _carry_out(self, message: Any) -> None:
         match message:

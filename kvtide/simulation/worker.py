@@ -195,7 +195,7 @@ class SimWorker(Process):
         given = unpack(item.pages).tolist()
         if not 1 <= item.row <= self.world.plan.rows:
             self.world.fail(f"there is no row {item.row}")
-        if len(row) < item.first_page or (not item.tokens and self.length.get(item.row) != item.start):
+        if (item.first_page or not item.tokens) and self.length.get(item.row) != item.start:
             self._lost_step(item)
             return False
         row[item.first_page : item.first_page + len(given)] = given

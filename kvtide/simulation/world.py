@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kvtide.simulation import checks
 from kvtide.simulation.clock import Clock
-from kvtide.simulation.content import EMPTY
+from kvtide.simulation.content import EMPTY, checksum, root, walk
 from kvtide.simulation.gateway import Ask, SimGateway, Traffic
 from kvtide.simulation.network import Network
 from kvtide.simulation.plan import Fault, Plan
@@ -16,6 +16,8 @@ from kvtide.simulation.storage import SimStorage, StoredPage
 from kvtide.simulation.worker import SimWorker
 from shared.geometry import PageGeometry, Part
 from shared.messages.gateway import Usage
+from shared.packed import pack
+from shared.page_hash import chain
 
 MODEL = b"m" * 32
 CHECK_EVERY = 64  # actions between two looks at what pages hold
@@ -47,11 +49,20 @@ class World:
         self._epochs = 1000
         self.network = Network(self, plan)
         self.traffic = Traffic(self)
+        self._fill_l3()
         self.asks: list[Ask] = []
         self.shell = Shell(self)
         self.worker = SimWorker(self, "worker-0")
         self.storage = SimStorage(self, "storage-0") if plan.host_pages else None
         self.gateway = SimGateway(self, "gateway-0")
+
+    def _fill_l3(self) -> None:
+        size = self.plan.settings.page_size
+        for family in self.traffic.stored_families():
+            slots = walk(root(b""), family)
+            for at, digest in enumerate(chain(b"", pack(family), size)):
+                page = tuple(slots[at * size : at * size + size])
+                self.l3[digest] = StoredPage(page, checksum([page]))
 
     def new_epoch(self) -> int:
         """Epochs rise over the whole run."""
@@ -125,7 +136,9 @@ class World:
                 self._trouble(fault)
 
     def _kill(self, part: str, seconds: float) -> None:
-        process = {"worker": self.worker, "storage": self.storage, "gateway": self.gateway, "scheduler": self.shell}[part]
+        process = {"worker": self.worker, "storage": self.storage, "gateway": self.gateway, "scheduler": self.shell}[
+            part
+        ]
         if process is None or not process.alive:
             return
         process.kill()

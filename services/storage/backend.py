@@ -1,7 +1,8 @@
 """The contract of an L3 backend: what it promises, and when a result is safe to use.
 
 A `Backend` is one store; `of_model` gives the part of it that one model may see (the key of a page is model
-fingerprint and digest). A store that is lost, full or slow costs misses, never an exception in a batch.
+fingerprint and digest). A page that can't be read or written is a miss. A batch of a store that is lost as a whole
+may raise StoreLostError; `breaker` makes misses of that too, and a service sees every backend through it.
 """
 
 import threading
@@ -9,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from shared.errors import StorageError
 from shared.geometry import PageGeometry
 from shared.messages.storage import BackendInfo
 from shared.segments import Checksums
@@ -16,11 +18,16 @@ from shared.segments import Checksums
 MAX_BATCH = 128  # pages in one call: what a store that batches its round trips takes at once
 
 
+class StoreLostError(StorageError):
+    """The store can't be reached or didn't answer in time; it may come back."""
+
+
 class BatchRead(NamedTuple):
     """Result of `batch_get`."""
 
     checksums: list[Checksums | None]  # uint32 [units] of each page that is in its buffer, None for a miss
     corrupt: int  # misses whose page was there and failed its check
+    failed: int = 0  # misses because the store couldn't read
 
 
 class ModelPages(ABC):
@@ -62,7 +69,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Make the store usable. Raises StorageError when it can't be."""
+        """Make the store usable. Raises StoreLostError when that may work later, else StorageError."""
 
     @property
     @abstractmethod
@@ -75,7 +82,10 @@ class Backend(ABC):
 
     @abstractmethod
     async def refresh(self) -> None:
-        """Look for what other instances stored or removed; called every REFRESH_S."""
+        """Look for what other instances stored or removed; called every REFRESH_S.
+
+        A store that was lost is reached again here: StoreLostError says that it wasn't.
+        """
 
     @abstractmethod
     async def clear(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from services.storage.backend import Backend, BatchRead, ModelPages, check_batch
 from services.storage.disk_index import MODEL_DIGITS, DiskIndex, PageKey
@@ -95,6 +95,14 @@ class HashFileBackend(Backend):
         return await asyncio.get_running_loop().run_in_executor(executor, work)
 
 
+class PageRead(NamedTuple):
+    """What became of one page."""
+
+    checksums: Checksums | None = None  # None = a miss
+    corrupt: bool = False
+    failed: bool = False
+
+
 class HashFilePages(ModelPages):
     """One model's files."""
 
@@ -116,7 +124,11 @@ class HashFilePages(ModelPages):
         check_batch(digests, buffers)
         work = [partial(self._get, *each, stop) for each in zip(digests, buffers, strict=True)]
         results = await self._all(self._store.readers, work)
-        return BatchRead([checksums for checksums, _ in results], sum(corrupt for _, corrupt in results))
+        return BatchRead(
+            [read.checksums for read in results],
+            sum(read.corrupt for read in results),
+            sum(read.failed for read in results),
+        )
 
     async def batch_set(
         self,
@@ -145,29 +157,29 @@ class HashFilePages(ModelPages):
                 raise each
         return [each for each in results if not isinstance(each, BaseException)]
 
-    def _get(self, digest: bytes, page: memoryview, stop: threading.Event) -> tuple[Checksums | None, bool]:
+    def _get(self, digest: bytes, page: memoryview, stop: threading.Event) -> PageRead:
         store, key = self._store, self._key(digest)
         if stop.is_set():
-            return None, False
+            return PageRead()
         if not store.index.use(key):
             store.tally.add("miss")
-            return None, False
+            return PageRead()
         try:
             checksums = read_page(key.path(store.folder), self._layout, digest, page, verify=store.verify)
         except FileNotFoundError:
             store.index.drop(key)
             store.tally.add("miss")
-            return None, False
+            return PageRead()
         except CorruptPageError as error:
             store.tally.note("corrupt", f"{key.path(store.folder)}: {error}")
             store.room.quarantine(key)
-            return None, True
+            return PageRead(corrupt=True)
         except OSError as error:
             store.tally.note("read_failed", error)
-            return None, False
+            return PageRead(failed=True)
         store.tally.add("get_pages")
         store.tally.add("get_bytes", self._layout.page_bytes)
-        return checksums, False
+        return PageRead(checksums)
 
     def _set(self, digest: bytes, page: memoryview, checksums: Checksums, stop: threading.Event) -> bool:
         store, key, size = self._store, self._key(digest), self._layout.file_bytes

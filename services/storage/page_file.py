@@ -36,14 +36,14 @@ class CorruptPageError(StorageError):
 
 
 class PageFormat:
-    """How the pages of one model lie in files."""
+    """How the pages of one model lie in files; other stores take a header of smaller blocks."""
 
-    def __init__(self, model_fingerprint: bytes, geometry: PageGeometry) -> None:
+    def __init__(self, model_fingerprint: bytes, geometry: PageGeometry, block: int = BLOCK) -> None:
         self.model_fingerprint = model_fingerprint
         self.geometry = geometry
         self.page_bytes = geometry.page_bytes
         used = FIXED.size + 4 * geometry.units + CHECK.size
-        self.header_bytes = -(-used // BLOCK) * BLOCK
+        self.header_bytes = -(-used // block) * block
 
     @property
     def file_bytes(self) -> int:
@@ -74,6 +74,14 @@ class PageFormat:
             tables.append(crc32c_units(page[start : start + unit * geometry.layers], unit))
         return np.concatenate(tables)
 
+    def verify(self, page: memoryview, checksums: Checksums) -> None:
+        """Raises CorruptPageError when a page's bytes differ from its checksums, uint32 [units]."""
+        wrong = np.flatnonzero(self.checksums_of(page) != checksums)
+        if wrong.size:
+            raise CorruptPageError(
+                f"{wrong.size} of {checksums.size} units differ from their checksum, first {wrong[0]}"
+            )
+
     def _fixed(self, digest: bytes) -> bytes:
         return FIXED.pack(
             MAGIC, VERSION, self.header_bytes, self.model_fingerprint, digest, self.page_bytes, self.geometry.units
@@ -100,11 +108,7 @@ def read_page(path: Path, layout: PageFormat, digest: bytes, page: memoryview, *
         os.close(file)
     checksums = layout.checksums_in(header, digest)
     if verify:
-        wrong = np.flatnonzero(layout.checksums_of(page) != checksums)
-        if wrong.size:
-            raise CorruptPageError(
-                f"{wrong.size} of {checksums.size} units differ from their checksum, first {wrong[0]}"
-            )
+        layout.verify(page, checksums)
     return checksums
 
 

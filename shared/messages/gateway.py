@@ -32,7 +32,7 @@ class Submit(Message, tag=True):
 
 
 class Abort(Message, tag=True):
-    """Gateway -> scheduler: forget the request; no answer is needed."""
+    """Gateway -> scheduler: end the request now. Answered by Finish unless it has ended already."""
 
     request_id: str  # of the Submit
 
@@ -69,7 +69,7 @@ class Finish(Message, tag=True):
     """Scheduler -> gateway: the request is done."""
 
     request_id: str  # of the Submit
-    reason: str  # "stop", "length"
+    reason: str  # "stop", "length", "abort"
     usage: Usage  # of the whole request
 
 

@@ -23,7 +23,7 @@ def score_tokens(model: Llama, ids: list[int], first: int) -> tuple[Scores, Scor
     """
     if not 1 <= first <= len(ids):
         raise ValueError(f"first is {first}; with {len(ids)} tokens it must be in 1..{len(ids)}")
-    hidden = _cold_prefill(model, ids[:-1])[first - 1 :] if len(ids) > 1 else torch.empty(0, model.config.hidden)
+    hidden = _cold_prefill(model, ids)[first - 1 : -1]
     gaps, logprobs = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
     targets = torch.tensor(ids[first:], dtype=torch.int64)
     for rows, wanted in zip(hidden.split(LOGITS_ROWS), targets.split(LOGITS_ROWS), strict=True):

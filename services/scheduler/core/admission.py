@@ -8,6 +8,7 @@ from services.scheduler.core.operations import Load, Step
 from services.scheduler.core.prefetch import Prefetcher
 from services.scheduler.core.request import Request, RequestState
 from services.scheduler.core.requests import Requests
+from services.scheduler.core.settings import MAX_LOAD_FAILURES
 from services.scheduler.core.state import State
 from services.scheduler.core.tree import Match
 from shared.messages.worker import RunStep, StepItem
@@ -59,6 +60,8 @@ class Admission:
         for request in sorted(waiting, key=lambda request: request.order):
             if budget <= 0 or len(self._requests.running) >= self._state.settings.max_running:
                 break
+            if request.state not in states:  # the end of an older one's prefetch has sent it to another lookup
+                continue
             if not self.admit(request) and not self._admit_alone(request, waiting):
                 break
             budget -= self._add(request, budget, step, items)
@@ -86,7 +89,8 @@ class Admission:
             self._prefetcher.expire(request)
         limit = (request.length - 1) // state.settings.page_size
         match = state.tree.match_prefix(request.seed, bytes(request.tokens), limit, request.priority)
-        to_load = match.host if self._load_back.can_load(match.host) else []
+        may_load = request.load_failures < MAX_LOAD_FAILURES and self._load_back.can_load(match.host)
+        to_load = match.host if may_load else []
         path = match.device + to_load
         end = path[-1] if path else state.tree.top(match.end)
         lock = state.tree.lock(end)

@@ -308,7 +308,8 @@ class Core:
                     self.backup.failed(operation)
                 case Load():
                     self.load_back.failed(operation)
-                    for request in list(operation.requests):
+                    for request in sorted(operation.requests, key=lambda request: request.number):
+                        request.load_failures += 1
                         if request.state in (RequestState.RUNNING, RequestState.DRAINING):
                             self.requests.stop(request, trusted=False)
                     operation.requests.clear()
@@ -316,6 +317,8 @@ class Core:
                     self.prefetcher.give_up(operation)
                 case Control():
                     operation.on_done(common.OperationFailed(operation.op_id, 0, "lost", -1, b""))
+            if operation.waiting and self.state.operations.withdraw(operation):
+                self._settle(operation)
 
     def _settle(self, operation: Operation, message: Any = None) -> None:
         """Nobody touches the pages of a failed operation any more."""

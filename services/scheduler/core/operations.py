@@ -89,6 +89,8 @@ class Release(HoldsHostPages):
 class Find(Operation):
     """FindPages for one request; others with the same next page wait for it."""
 
+    seed: bytes  # namespace
+    tokens: bytes  # that the digests were made of, from the first page of the sequence on
     first: int  # page index of the first digest
     digests: list[bytes]
     requests: "list[Request]" = field(default_factory=list)
@@ -133,6 +135,9 @@ class Control(Operation):
     """Fence, OpenSegment, MapSegment, DropSegment: no page of its own."""
 
     on_done: Callable[[Any], None] = lambda _message: None
+
+
+UNCOUNTED = Control | Step | Load  # they take no credit: few at a time, and a step must not overtake its loads
 
 
 class Operations:
@@ -186,11 +191,21 @@ class Operations:
             operation.deadline = float("inf")
             self._on_failed(operation)
 
+    def withdraw(self, operation: Operation) -> bool:
+        """Take a failed operation back from peers that it was never sent to. True when nobody else has it."""
+        for peer in [peer for peer in operation.waiting if self._is_queued(peer, operation)]:
+            self.answered(operation.op_id, peer)
+        return not operation.waiting
+
     def cancel(self, operation: Operation) -> None:
         """Ask the peers to drop it; its own ack or Cancelled still comes."""
         if not operation.cancelled:
             operation.cancelled = True
-            for peer in operation.waiting:
+            self._send_cancel(operation)
+
+    def _send_cancel(self, operation: Operation) -> None:
+        for peer in operation.waiting:
+            if not self._is_queued(peer, operation):
                 self._send(Send(peer, Cancel(self.new_id(), operation.op_id)))
 
     def gone(self, peer: PeerKey, *, below: int | None = None, segment_epoch: int | None = None) -> list[Operation]:
@@ -227,31 +242,35 @@ class Operations:
         return min((operation.deadline for operation in self.table.values()), default=float("inf"))
 
     def expire(self) -> None:
-        """Send late commands again, a bounded number of times, then give them up."""
+        """Send late commands again, a bounded number of times, then give them up; from then on ask to drop them."""
         for operation in list(self.table.values()):
             if operation.deadline > self.now:
                 continue
-            if operation.sends >= MAX_SENDS or operation.message is None:
-                self.cancel(operation)
-                self.fail(operation)
-                continue
             operation.sends += 1
+            if operation.sends > MAX_SENDS:
+                self.fail(operation)
+                operation.cancelled = True
             operation.deadline = self.now + operation.timeout_s
-            queued = {id(waiting) for backlog in self._backlog.values() for waiting, _ in backlog}
+            if operation.cancelled:
+                self._send_cancel(operation)
+                continue
             for peer in operation.waiting:
-                if id(operation) not in queued:
+                if operation.message is not None and not self._is_queued(peer, operation):
                     self._send(Send(peer, operation.message))
 
+    def _is_queued(self, peer: PeerKey, operation: Operation) -> bool:
+        return any(waiting is operation for waiting, _ in self._backlog.get(peer, ()))
+
     def _spend(self, peer: PeerKey, operation: Operation, message: Message) -> None:
-        if isinstance(operation, Control | Step) or self._credits.get(peer, 0) > 0:
-            if not isinstance(operation, Control | Step):
+        if isinstance(operation, UNCOUNTED) or self._credits.get(peer, 0) > 0:
+            if not isinstance(operation, UNCOUNTED):
                 self._credits[peer] -= 1
             self._send(Send(peer, message))
         else:
             self._backlog.setdefault(peer, deque()).append((operation, message))
 
     def _earn(self, peer: PeerKey, operation: Operation) -> None:
-        if isinstance(operation, Control | Step) or peer not in self._credits:
+        if isinstance(operation, UNCOUNTED) or peer not in self._credits:
             return
         backlog = self._backlog[peer]
         for position, (waiting, _) in enumerate(backlog):

@@ -51,10 +51,19 @@ class Prefetcher:
         running = self._by_digest.get(digests[0])
         if running is not None:
             running.requests.append(request)
+            request.fetch = running
             request.state_deadline = running.requests[0].state_deadline
             return
         request.state_deadline = self._state.now + LOOKUP_TIMEOUT_S
-        find = Find(first=first, digests=digests, requests=[request], lock=self._state.tree.lock(match.end))
+        find = Find(
+            seed=request.seed,
+            tokens=bytes(request.tokens[: limit * self._state.tree.page_bytes]),
+            first=first,
+            digests=digests,
+            requests=[request],
+            lock=self._state.tree.lock(match.end),
+        )
+        request.fetch = find
         self._by_digest[digests[0]] = find
         message = FindPages(self._state.operations.new_id(), b"".join(digests))
         self._state.counters["lookups"] += 1
@@ -111,8 +120,8 @@ class Prefetcher:
             pool=pool,
             host_pages=pages,
             lock=find.lock,
-            seed=request.seed,
-            tokens=bytes(request.tokens[:end]),
+            seed=find.seed,
+            tokens=find.tokens[:end],
             first=find.first,
             digests=digests,
             requests=find.requests,
@@ -124,6 +133,7 @@ class Prefetcher:
         pool.prefetching += len(pages)
         deadline = self._deadline(request, len(pages))
         for waiting in operation.requests:
+            waiting.fetch = operation
             waiting.state, waiting.state_deadline = RequestState.PREFETCHING, deadline
         message = PrefetchPages(self._state.operations.new_id(), pool.segment_epoch, pack(pages), b"".join(digests))
         self._state.counters["prefetch_pages"] += len(pages)
@@ -132,10 +142,8 @@ class Prefetcher:
 
     def _deadline(self, request: Request, pages: int) -> float:
         policy = self._state.settings.prefetch_policy
-        if policy == "wait_complete":
+        if policy != "timeout":  # best_effort ends with the request's admission
             return request.deadline
-        if policy == "best_effort":
-            return self._state.now
         tokens = pages * self._state.settings.page_size
         wait_s = PREFETCH_BASE_S + PREFETCH_PER_1024_TOKENS_S * tokens / 1024
         return min(self._state.now + min(wait_s, PREFETCH_MAX_S), request.deadline)
@@ -219,26 +227,28 @@ class Prefetcher:
 
     def expire(self, request: Request) -> None:
         """A request has waited long enough for its lookup or fetch."""
-        for operation in {id(operation): operation for operation in self._by_digest.values()}.values():
-            if request in operation.requests:
-                self._state.counters["prefetch_timed_out"] += 1
-                if isinstance(operation, Prefetch):
-                    self._take(operation)
-                    self._state.operations.cancel(operation)
-                    self.end(operation)
-                else:
-                    operation.requests.remove(request)
+        operation = request.fetch
+        if operation is not None:
+            self._state.counters["prefetch_timed_out"] += 1
+            if isinstance(operation, Prefetch):
+                self._take(operation)
+                self._state.operations.cancel(operation)
+                self.end(operation)
+            else:
+                self._stop_waiting(request, operation)
         request.state, request.state_deadline = RequestState.READY, float("inf")
 
     def leave(self, request: Request) -> None:
         """A request ends: what only it waited for is dropped."""
-        for operation in {id(operation): operation for operation in self._by_digest.values()}.values():
-            if request in operation.requests:
-                operation.requests.remove(request)
-                if not operation.requests and operation.op_id in self._state.operations.table:
-                    self._state.operations.cancel(operation)
-                if not operation.requests and isinstance(operation, Prefetch):
-                    self.end(operation)
+        operation = request.fetch
+        if operation is None:
+            return
+        self._stop_waiting(request, operation)
+        if not operation.requests:
+            if operation.op_id in self._state.operations.table:
+                self._state.operations.cancel(operation)
+            if isinstance(operation, Prefetch):
+                self.end(operation)
 
     def end(self, operation: Find | Prefetch) -> None:
         """No request waits for it any more: the first goes on, the others look again."""
@@ -248,9 +258,14 @@ class Prefetcher:
             self._state.unlock(lock)
         requests, operation.requests = operation.requests, []
         for position, request in enumerate(requests):
+            request.fetch = None
             request.state, request.state_deadline = RequestState.READY, float("inf")
             if position:
                 self.consider(request)
+
+    def _stop_waiting(self, request: Request, operation: Find | Prefetch) -> None:
+        operation.requests.remove(request)
+        request.fetch = None
 
     def hungry(self) -> list[Find]:
         """Lookups that have ended and wait for host pages."""

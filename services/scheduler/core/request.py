@@ -7,7 +7,7 @@ import numpy as np
 
 from services.scheduler.core.events import PeerKey
 from services.scheduler.core.node import Node
-from services.scheduler.core.operations import Load
+from services.scheduler.core.operations import Find, Load, Prefetch
 from services.scheduler.core.pages import NO_PAGES, HostPool, Pages
 from services.scheduler.core.tree import Lock
 from shared.messages.gateway import Submit, Usage
@@ -63,6 +63,7 @@ class Request:
         self.state_deadline = float("inf")  # of LOOKUP or PREFETCHING
         self.trusted = True  # its computed pages may join the tree
         self.lookups = 0
+        self.fetch: Find | Prefetch | None = None  # what it waits for
 
         self.row = 0  # of req_to_token; 0 = none
         self.pages: Pages = NO_PAGES
@@ -79,6 +80,7 @@ class Request:
 
         self.output_tokens = 0
         self.step_failures = 0
+        self.load_failures = 0
         self.retracted = 0
         self.prefetched = (0, 0)  # page range that L3 gave for it
         self.hits: tuple[int, int, int] | None = None  # device, host, storage tokens of the first admission
@@ -113,8 +115,8 @@ class Request:
         self.pages = np.concatenate([self.pages, pages])
 
     def rewind(self) -> None:
-        """Nothing is in flight: what was scheduled in vain is scheduled again."""
-        self.scheduled = self.computed
+        """Nothing is in flight: what was scheduled in vain is scheduled again. Its page table may not have arrived."""
+        self.scheduled, self.synced = self.computed, 0
 
     def leave_device(self) -> None:
         """Forget everything that belongs to this stay on the device."""

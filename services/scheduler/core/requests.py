@@ -65,10 +65,11 @@ class Requests:
         return None
 
     def abort(self, key: RequestKey) -> None:
-        """Forget a request, in any state."""
+        """End a request in any state; the gateway learns what it has cost."""
         request = self.all.get(key)
         if request is not None:
             self._state.counters["aborted"] += 1
+            self._state.send(key.gateway, Finish(key.request_id, "abort", request.usage()))
             self._end(request)
 
     def reject_all(self, gateway: PeerKey) -> None:

@@ -12,6 +12,7 @@ STEP_TIMEOUT_S = 60.0  # a step of a full token budget takes about 2 s on a slow
 TRANSFER_TIMEOUT_S = 10.0  # a copy of 64 pages takes 0.1 s; L3 I/O of a batch about 1 s
 MAX_SENDS = 3  # a command is sent at most this often, then its outcome is in doubt
 MAX_STEP_FAILURES = 3  # a request whose step failed this often is refused with a retryable error
+MAX_LOAD_FAILURES = 3  # a request whose loads failed this often computes what it lacks
 MAX_BACKLOG = 4096  # commands that wait for a credit of one peer; the oldest backup is dropped beyond
 
 PREFETCH_SHARE = 0.25  # of a host pool that prefetches may hold

@@ -80,7 +80,9 @@ class Steps:
             if request.attempt != attempt:
                 continue
             request.in_flight -= 1
-            request.step_failures += 1
+            request.step_failures += reason != "load"  # its load's own end decides what comes next
+            if request.in_flight:  # a later step was built on this one
+                request.trusted = False
             if request.state is RequestState.DRAINING:
                 if not request.in_flight:
                     self._requests.drained(request)
@@ -89,9 +91,10 @@ class Steps:
                     f"the model failed {request.step_failures} times on this request ({reason}); see the worker's log"
                 )
                 self._requests.reject(request, 503, text)
+            elif request.in_flight:
+                self._requests.stop(request, trusted=False)
             else:
-                # A later step in flight was built on this one: what it returns is ignored.
-                self._requests.stop(request, trusted=False) if request.in_flight else request.rewind()
+                request.rewind()
 
     def in_doubt(self, step: Step) -> None:
         """The worker is lost in mid-step: the last step that names a request keeps its pages and lock."""

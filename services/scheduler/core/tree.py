@@ -296,6 +296,7 @@ class RadixTree:
         if node.parent is not None:
             node.parent.valued_children += 1
         self.device_leaves.offer(node)
+        self.host_leaves.offer(node)  # a locked node's host copy can go now
 
     def drop_value(self, node: Node) -> Pages:
         """Take a node's device pages away; its parent may become a leaf."""

@@ -3,16 +3,18 @@
 import threading
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from kernels.checksum import crc32c
 from services.gpu_worker import stepper, test_hooks
 from shared.config import Config
-from shared.messages.common import Cancel, Cancelled, OperationFailed
+from shared.messages.common import OperationFailed
 from shared.messages.worker import LoadDone, RunStep, StepDone, StepFailed, WriteDone
 from shared.packed import pack, unpack
-from tests.unit.gpu_worker.service.fake_scheduler import LAYERS, WAIT_S, Stack, item
+from tests.unit.gpu_worker.service.fake_scheduler import LAYERS, WAIT_S, Stack, digest, item
+from tests.unit.gpu_worker.service.gate import Gate
 
 PROMPT = [5, 17, 3, 88, 41, 60, 2, 9, 33, 70]
 
@@ -90,6 +92,8 @@ async def test_a_page_with_another_name_or_none_fails_the_load(stack: Stack) -> 
     await stack.back_up([1, 2], [5, 6])
     load = stack.load([5, 7], [10, 11])
     assert await stack.scheduler.ask(load) == OperationFailed(load.op_id, 0, "name", -1, pack([1]))
+    load = msgspec.structs.replace(stack.load([5, 6], [10, 11]), digests=digest(5) + digest(7))
+    assert await stack.scheduler.ask(load) == OperationFailed(load.op_id, 0, "name", -1, pack([1]))
     stack.segment.clear_names(np.array([5], np.int32))
     load = stack.load([5, 6], [10, 11])
     assert await stack.scheduler.ask(load) == OperationFailed(load.op_id, 0, "name", -1, pack([0]))
@@ -99,23 +103,6 @@ async def test_a_step_that_waits_for_a_load_nobody_knows_fails(stack: Stack) -> 
     scheduler = stack.scheduler
     failed = await scheduler.ask(RunStep(scheduler.op(), [item(0, PROMPT, [1, 2, 3])], [999]))
     assert failed == StepFailed(failed.op_id, 0, "load", [999])
-
-
-class Gate:
-    """Holds the worker at one visit of one point until the test, or another thread, lets it go."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, point: str, visit: int) -> None:
-        self.reached, self.open = threading.Event(), threading.Event()
-        self.visits: list[str] = []
-        self._point, self._visit = point, visit
-        monkeypatch.setattr(test_hooks, "reach", self._reach)
-
-    def _reach(self, point: str) -> str:
-        self.visits.append(point)
-        if point == self._point and self.visits.count(point) == self._visit:
-            self.reached.set()
-            assert self.open.wait(WAIT_S)
-        return ""
 
 
 async def test_ctrl_02_a_step_computes_a_layer_before_the_last_one_is_loaded(
@@ -160,42 +147,6 @@ async def test_sc_16_a_write_waits_for_the_step_that_fills_its_pages(
     assert stack.bytes_of(9) == stack.bytes_of(2)
 
 
-async def test_cancel_stops_a_running_load_and_one_that_waits(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    stack.fill([1, 2])
-    await stack.back_up([1, 2], [5, 6])
-    gate = Gate(monkeypatch, "worker_load", visit=2)
-    scheduler, running, waiting = stack.scheduler, stack.load([5], [10]), stack.load([6], [11])
-    untouched = stack.bytes_of(11)
-    scheduler.tell(running)
-    scheduler.tell(waiting)
-    scheduler.tell(Cancel(scheduler.op(), waiting.op_id))
-    assert await scheduler.answer(waiting.op_id) == Cancelled(waiting.op_id, 0, b"")
-    assert gate.reached.wait(WAIT_S)
-    scheduler.tell(Cancel(scheduler.op(), running.op_id))
-    assert await scheduler.silence(running.op_id)
-    gate.open.set()
-    assert await scheduler.answer(running.op_id) == Cancelled(running.op_id, 0, b"")
-    assert stack.bytes_of(11) == untouched
-    failed = await scheduler.ask(RunStep(scheduler.op(), [item(8, [1], [10, 11, 12])], [running.op_id, waiting.op_id]))
-    assert failed == StepFailed(failed.op_id, 0, "load", [running.op_id, waiting.op_id])
-
-
-async def test_cancel_of_what_is_done_repeats_its_answer(stack: Stack) -> None:
-    scheduler, write = stack.scheduler, stack.write([1], [5])
-    done = await scheduler.ask(write)
-    scheduler.tell(Cancel(scheduler.op(), write.op_id))
-    assert await scheduler.answer(write.op_id) == done
-
-
-async def test_cancel_of_what_has_not_come_keeps_it_from_beginning(stack: Stack) -> None:
-    scheduler, write = stack.scheduler, stack.write([1], [5])
-    stack.fill([1])
-    scheduler.tell(Cancel(scheduler.op(), write.op_id))
-    assert await scheduler.answer(write.op_id) == Cancelled(write.op_id, 0, b"")
-    assert await scheduler.ask(write) == Cancelled(write.op_id, 0, b"")
-    assert not stack.segment.pages_array[5].any()
-
-
 @pytest.mark.parametrize(
     ("device", "host"), [([0], [1]), ([1], [0]), ([1, 2], [1]), ([], []), ([66], [1]), ([1], [32]), ([-1], [1])]
 )
@@ -229,16 +180,17 @@ async def test_heartbeat_counts_what_was_done(stack: Stack) -> None:
     stack.fill([1, 2])
     await stack.back_up([1, 2], [5, 6])
     await stack.scheduler.ask(stack.load([5, 6], [10, 11]))
-    flip(stack, 5, layer=0)
+    for page in (5, 6):
+        flip(stack, page, layer=0)
     failed = await stack.scheduler.ask(stack.load([5, 6], [10, 11]))
-    assert list(unpack(failed.positions)) == [0]
+    assert list(unpack(failed.positions)) == [0, 1]
     await stack.step([item(0, PROMPT, [1, 2, 3])])
     await stack.step([item(10, [], [])])
     stack.scheduler.heartbeats.clear()
     await stack.scheduler.receive(lambda _: bool(stack.scheduler.heartbeats))
     stats, page_bytes = stack.scheduler.heartbeats[-1].stats, stack.engine.geometry.page_bytes
     expected = {"steps": 2, "prompt_tokens": 10, "decode_tokens": 1, "write_pages": 2, "write_bytes": 2 * page_bytes}
-    expected |= {"load_pages": 2, "load_bytes": 2 * page_bytes, "load_failed": 1, "checksum_failed": 1}
+    expected |= {"load_pages": 2, "load_bytes": 2 * page_bytes, "load_failed": 1, "checksum_failed": 2}
     assert {name: stats[name] for name in expected} == expected
     assert stats["device_bytes"] == page_bytes * stack.hello.device_pages
     assert all(stats[name] > 0 for name in ("step_seconds", "write_seconds", "load_seconds"))

@@ -1,0 +1,192 @@
+"""The circuit breaker (STORE-07): a store that fails again and again is left alone, and tried again with back-off.
+
+While it is detached every page is a miss, at once. The trial is `refresh`, which costs no request anything.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from services.storage.backend import Backend, BatchRead, ModelPages, StoreLostError
+from services.storage.none_backend import NoPages
+from shared.geometry import PageGeometry
+from shared.messages.storage import BackendInfo
+from shared.segments import Checksums
+
+FAILURES_IN_A_ROW = 3  # a lost packet or one slow read is no reason; three deadlines are felt by users
+FIRST_BACK_OFF_S = 1.0  # a restarted server is back at the first or second REFRESH_S
+LONGEST_BACK_OFF_S = 60.0  # a store that is repaired after hours is used again within a minute
+OVERDUE = 2  # a batch takes a few calls of the store: beyond this many deadlines it hangs
+
+log = logging.getLogger("kvtide.storage")
+
+
+class Breaker:
+    """Counts failures in a row. Belongs to the event loop."""
+
+    def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.attached = True
+        self.failures = 0
+        self.detached = 0  # times
+        self.refused = 0  # batches
+        self._limit_s = OVERDUE * timeout_s
+        self._clock = clock
+        self._in_a_row = 0
+        self._back_off_s = FIRST_BACK_OFF_S
+        self._retry_s = 0.0
+
+    def due(self) -> bool:
+        """True when a detached store may be tried again."""
+        return not self.attached and self._clock() >= self._retry_s
+
+    @contextmanager
+    def watch(self) -> Iterator["Attempt"]:
+        """Around one batch: it failed if it raises StoreLostError, says so, or is overdue. Swallows that error."""
+        attempt = Attempt()
+        timer = asyncio.get_running_loop().call_later(self._limit_s, self._overdue, attempt)
+        try:
+            yield attempt
+        except StoreLostError as error:
+            attempt.failed = str(error)
+        finally:
+            timer.cancel()
+        if not attempt.overdue:
+            self.note(attempt.failed)
+
+    def note(self, failure: str) -> None:
+        """A batch ended; `failure` says why it failed, empty = it didn't. A detached store that answers stays so."""
+        if failure:
+            self.failures += 1
+            self._in_a_row += 1
+            if self.attached and self._in_a_row >= FAILURES_IN_A_ROW:
+                self.detach(failure)
+        elif self.attached:
+            self._in_a_row, self._back_off_s = 0, FIRST_BACK_OFF_S
+
+    def detach(self, reason: str) -> None:
+        """Leave the store alone for the back-off, which doubles until a batch succeeds."""
+        if self.attached:
+            self.detached += 1
+            log.warning("l3_detached back_off_s=%.0f detail=%s", self._back_off_s, reason)
+        self.attached = False
+        self._retry_s = self._clock() + self._back_off_s
+        self._back_off_s = min(2 * self._back_off_s, LONGEST_BACK_OFF_S)
+
+    def attach(self) -> None:
+        """The trial worked. The next failure detaches again."""
+        self.attached, self._in_a_row = True, FAILURES_IN_A_ROW - 1
+        log.info("l3_attached")
+
+    def _overdue(self, attempt: "Attempt") -> None:
+        attempt.overdue = True
+        self.note(f"a batch takes longer than {self._limit_s} s")
+
+
+class Attempt:
+    """One batch."""
+
+    def __init__(self) -> None:
+        self.failed = ""  # why
+        self.overdue = False
+
+
+class BreakerBackend(Backend):
+    """Any backend behind a breaker."""
+
+    def __init__(self, inner: Backend, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.inner = inner
+        self.breaker = Breaker(timeout_s, clock)
+
+    async def start(self) -> None:
+        """A store that isn't there yet is detached from the beginning."""
+        try:
+            await self.inner.start()
+        except StoreLostError as error:
+            self.breaker.failures += 1
+            self.breaker.detach(str(error))
+
+    @property
+    def info(self) -> BackendInfo:
+        return self.inner.info
+
+    async def of_model(self, model_fingerprint: bytes, geometry: PageGeometry) -> "BreakerPages":
+        return BreakerPages(await self.inner.of_model(model_fingerprint, geometry), self.breaker)
+
+    async def refresh(self) -> None:
+        breaker = self.breaker
+        if not breaker.attached and not breaker.due():
+            return
+        try:
+            await self.inner.refresh()
+        except StoreLostError as error:
+            breaker.note(str(error))
+            if not breaker.attached:
+                breaker.detach(str(error))
+            return
+        if not breaker.attached:
+            breaker.attach()
+
+    async def clear(self) -> None:
+        await self.inner.clear()
+
+    def stats(self) -> dict[str, float]:
+        breaker = self.breaker
+        return {
+            **self.inner.stats(),
+            "l3_attached": int(breaker.attached),
+            "l3_failures": breaker.failures,
+            "l3_detached": breaker.detached,
+            "l3_refused": breaker.refused,
+        }
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+class BreakerPages(ModelPages):
+    """One model's pages: those of the store while it is attached, else none."""
+
+    def __init__(self, inner: ModelPages, breaker: Breaker) -> None:
+        self._inner = inner
+        self._breaker = breaker
+        self._none = NoPages()
+
+    async def batch_exists(self, digests: Sequence[bytes]) -> int:
+        with self._breaker.watch():
+            return await self._pages().batch_exists(digests)
+        return 0
+
+    async def batch_get(
+        self, digests: Sequence[bytes], buffers: Sequence[memoryview], stop: threading.Event
+    ) -> BatchRead:
+        with self._breaker.watch() as attempt:
+            read = await self._pages().batch_get(digests, buffers, stop)
+            if read.failed and not any(each is not None for each in read.checksums):
+                attempt.failed = f"{read.failed} pages couldn't be read"
+            return read
+        return await self._none.batch_get(digests, buffers, stop)
+
+    async def batch_set(
+        self,
+        digests: Sequence[bytes],
+        buffers: Sequence[memoryview],
+        checksums: Sequence[Checksums],
+        stop: threading.Event,
+    ) -> list[bool]:
+        with self._breaker.watch():
+            return await self._pages().batch_set(digests, buffers, checksums, stop)
+        return await self._none.batch_set(digests, buffers, checksums, stop)
+
+    async def remove(self, digests: Sequence[bytes]) -> int:
+        with self._breaker.watch():
+            return await self._pages().remove(digests)
+        return 0
+
+    def _pages(self) -> ModelPages:
+        if self._breaker.attached:
+            return self._inner
+        self._breaker.refused += 1
+        return self._none
