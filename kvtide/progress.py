@@ -8,6 +8,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+PLAIN_WIDTH = 120
 LINE_INTERVAL_S = 5.0  # between two plain lines of one step: a log of a run of minutes stays on a screen
 
 
@@ -52,14 +53,20 @@ class _Lines:
         self._name, self._done, self._total, self._said_s = name, 0, total, 0.0
 
     def advance(self, done: int | None = None) -> None:
-        self._done = self._done + 1 if done is None else done
+        before, self._done = self._done, self._done + 1 if done is None else done
         now = time.monotonic()
-        if self._done == self._total or now - self._said_s >= LINE_INTERVAL_S:
+        if self._done > before and (self._done == self._total or now - self._said_s >= LINE_INTERVAL_S):
             self._said_s = now
             self.say(f"{self._name}: {self._done:,} of {self._total:,}")
 
     def say(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def console(stderr: bool) -> Console:
+    """A console; where there is no terminal, its lines are as long as the widest table."""
+    found = Console(stderr=stderr)
+    return found if found.is_terminal else Console(stderr=stderr, width=PLAIN_WIDTH)
 
 
 @contextmanager

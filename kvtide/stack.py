@@ -140,12 +140,12 @@ async def running_stack(
 
 
 def with_model(config: Config, report: Report = lambda line: None) -> Config:
-    """The configuration with a model's folder in it: the default model's, made first if need be."""
+    """The configuration with a model's folder and name in it: the default model's, made first if need be."""
     if config.model.path:
-        return config
-    path = default_model.ensure_default_model(report)
-    name = config.model.name or default_model.MODEL_NAME
-    return replace(config, model=replace(config.model, path=str(path), name=name))
+        path, name = Path(config.model.path).absolute(), Path(config.model.path).absolute().name
+    else:
+        path, name = default_model.ensure_default_model(report), default_model.MODEL_NAME
+    return replace(config, model=replace(config.model, path=str(path), name=config.model.name or name))
 
 
 def _command(config: Config, role: str, extra: Mapping[str, str]) -> Command:

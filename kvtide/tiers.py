@@ -1,31 +1,19 @@
 """What a stack says at its start: which tiers are on, how big they are, and why."""
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
+from services.gpu_worker.model.config import read_config
 from shared.config import Config
-from shared.errors import ModelError
-from shared.geometry import PageGeometry, Part
+from shared.geometry import PageGeometry
 
 MIB = 2**20
 
 
 def geometry_of(config: Config) -> PageGeometry:
-    """The page geometry that the model's `config.json` implies. Raises ModelError when it can't be read."""
-    path = Path(config.model.path) / "config.json"
-    try:
-        model: dict[str, Any] = json.loads(path.read_bytes())
-        layers, attention_heads = int(model["num_hidden_layers"]), int(model["num_attention_heads"])
-        heads = int(model.get("num_key_value_heads") or attention_heads)
-        head_dim = int(model.get("head_dim") or model["hidden_size"] // attention_heads)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"can't read the model's numbers from {path}: {error!r}; is model.path a model folder?"
-        ) from None
-    parts = tuple(Part(name, heads, head_dim, config.model.dtype) for name in ("k", "v"))
-    return PageGeometry(config.cache.page_size, layers, parts)
+    """The page geometry of the configured model. Raises ModelError for a folder that can't be served."""
+    model = read_config(Path(config.model.path))
+    return model.page_geometry(config.cache.page_size, config.model.dtype)
 
 
 def describe_tiers(config: Config) -> list[str]:
@@ -45,7 +33,7 @@ def _host(config: Config) -> str:
     cache, geometry = config.cache, geometry_of(config)
     if not cache.host_bytes:
         return "L2 host     off  cache.host_bytes is 0"
-    pages = cache.host_bytes // geometry.page_bytes
+    pages = max(0, cache.host_bytes // geometry.page_bytes - 1)  # page 0 is the segment's header
     return (
         f"L2 host     on   {pages * cache.page_size} tokens, {cache.host_bytes / MIB:.0f} MiB "
         f"in {config.storage.segment_folder}, {cache.write_policy} (cache.host_bytes)"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import httpx
 import msgspec
 
-FAMILIES = 48  # prompts that come again and again, each with another end
+FAMILIES = 48  # prompts that come again, each time with another end; number n with a weight of 1 / n
 SHORTEST, LONGEST = 64, 320  # tokens of a family's common part
 LONGEST_END = 96  # tokens of a prompt's own end
 SHORTEST_ANSWER, LONGEST_ANSWER = 4, 24  # tokens
@@ -33,6 +33,7 @@ class Load:
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
+        self._weights = [1.0 / (place + 1) for place in range(FAMILIES)]
         self._families = [self._tokens(self._random.randint(SHORTEST, LONGEST)) for _ in range(FAMILIES)]
 
     @property
@@ -62,7 +63,7 @@ class Load:
         choice = self._random
         body = {
             "model": model,
-            "prompt": choice.choice(self._families) + self._tokens(choice.randint(0, LONGEST_END)),
+            "prompt": choice.choices(self._families, self._weights)[0] + self._tokens(choice.randint(0, LONGEST_END)),
             "max_tokens": choice.randint(SHORTEST_ANSWER, LONGEST_ANSWER),
             "temperature": 0,
             "ignore_eos": True,

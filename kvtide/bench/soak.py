@@ -8,13 +8,12 @@ from typing import Any
 
 import msgspec
 from msgspec.structs import replace
-from rich.console import Console
 
 from kvtide.bench.load import Load
 from kvtide.bench.memory import growth, sample
 from kvtide.chat_client import client
 from kvtide.private_folder import private_folder
-from kvtide.progress import reporter
+from kvtide.progress import console, reporter
 from kvtide.stack import Stack, running_stack, unfinished, with_model
 from kvtide.tiers import geometry_of
 from shared.config import Config
@@ -41,9 +40,9 @@ class Result(msgspec.Struct, frozen=True):
 
 async def run_soak(config: Config, seconds: float, seed: int, as_json: bool) -> int:
     """Run the soak; returns the exit status: 0 when nothing failed, hung or leaked."""
-    console = Console(stderr=as_json)
+    screen = console(stderr=as_json)
     load = Load(seed)
-    with private_folder("kvtide-soak-") as folder, reporter(console) as progress:
+    with private_folder("kvtide-soak-") as folder, reporter(screen) as progress:
         config = soak_config(await asyncio.to_thread(with_model, config, progress.say), folder, load.live_tokens)
         pool = config.cache.device_tokens
         progress.say(f"{load.live_tokens:,} live tokens, {pool:,} in the device pool and as many in the host pool")
@@ -55,8 +54,8 @@ async def run_soak(config: Config, seconds: float, seed: int, as_json: bool) -> 
                 stack, load, seconds, lambda: progress.advance(min(round(seconds), round(time.monotonic() - started)))
             )
     for error in load.errors[:SHOWN_ERRORS]:
-        console.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
-    console.print(
+        screen.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
+    screen.print(
         f"{result.requests} requests ({load.aborted} aborted), {result.errors} errors, {result.hung} hung, "
         f"{result.leaked} leaked, memory {result.growth:+.1%}, integrity {status['integrity']}",
         highlight=False,

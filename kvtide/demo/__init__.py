@@ -14,7 +14,7 @@ from kvtide.demo.plan import QUESTIONS, TURNS, demo_config, documents
 from kvtide.oracle import GAP_LIMIT, LOGPROB_LIMIT, Verdict, group
 from kvtide.oracle_process import running_oracle
 from kvtide.private_folder import private_folder
-from kvtide.progress import Reporter, reporter
+from kvtide.progress import Reporter, console, reporter
 from kvtide.stack import running_stack, with_model
 from kvtide.tiers import describe_tiers
 from shared.config import Config
@@ -41,8 +41,8 @@ class _Run:
 async def run_demo(config: Config, as_json: bool) -> int:
     """Run the demo; returns the exit status: 0 when every token is right. Leaves nothing on disk."""
     started = time.monotonic()
-    console = Console(stderr=as_json)
-    with private_folder("kvtide-demo-") as folder, reporter(console) as progress:
+    screen = console(stderr=as_json)
+    with private_folder("kvtide-demo-") as folder, reporter(screen) as progress:
         config = await asyncio.to_thread(with_model, config, progress.say)
         run = await _run_phases(config, folder, progress)
         verdict = await _check(config, run, progress)
@@ -55,8 +55,8 @@ async def run_demo(config: Config, as_json: bool) -> int:
         verdict,
         time.monotonic() - started,
     )
-    console.print(table(run.phases))
-    _explain(console, result, verdict)
+    screen.print(table(run.phases))
+    _explain(screen, result, verdict)
     if as_json:
         print(msgspec.json.encode(result).decode(), flush=True)
     return 1 if result.tokens_wrong else 0
@@ -98,7 +98,7 @@ def _later(sessions: list[Session]) -> list[float]:
     return [answer.ttft_s for session in sessions for answer in session.answers[1:TURNS]]
 
 
-def _explain(console: Console, result: Result, verdict: Verdict) -> None:
+def _explain(screen: Console, result: Result, verdict: Verdict) -> None:
     files = result.after_restart_storage_hit_tokens
     worst = f"{verdict.worst_gap:.1e} below the best logit (limit {GAP_LIMIT:g})"
     lines = [
@@ -108,4 +108,4 @@ def _explain(console: Console, result: Result, verdict: Verdict) -> None:
         f"Worst token: {worst}, logprob off by {verdict.worst_difference:.1e} (limit {LOGPROB_LIMIT:g}).",
     ]
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+        screen.print(line, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The chats of the demo: eight conversations at once, each going on as soon as it has its answer."""
+"""The chats of the demo: eight conversations at once. Some wait for an answer while the others are read."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import httpx
 
 from kvtide.chat_client import Answer, chat, client
-from kvtide.demo.plan import MAX_TOKENS, QUESTIONS, Document, opening
+from kvtide.demo.plan import MAX_TOKENS, QUESTIONS, WAITING, Document, opening
 from kvtide.stack import Stack
 
 
@@ -28,15 +28,18 @@ class Session:
 
 
 async def ask_all(stack: Stack, sessions: Iterable[Session], turns: int, progress: Callable[[], None]) -> list[Answer]:
-    """All sessions at once, `turns` questions each; the answers in the order in which they came.
+    """All sessions at once, `turns` questions each, WAITING of them open at a time; the answers as they came.
 
     Raises StackError at the first request that fails, or when the stack does.
     """
     answers: list[Answer] = []
 
+    waiting = asyncio.Semaphore(WAITING)  # first come, first served: the chats take turns
+
     async def converse(http: httpx.AsyncClient, session: Session) -> None:
         for _ in range(turns):
-            answers.append(await session.ask(http, stack.config.model.name))
+            async with waiting:
+                answers.append(await session.ask(http, stack.config.model.name))
             progress()
 
     async with client(stack.url) as http:

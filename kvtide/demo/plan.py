@@ -11,11 +11,12 @@ from shared.config import Config
 FOLDER = Path(__file__).parent
 TURNS = 4  # before the restart; one more follows it
 MAX_TOKENS = 16  # of an answer: the 72 answers of all phases make some 1,100 tokens for the oracle
+WAITING = 2  # chats that wait for an answer at a time, as many as the device pool holds: TTFT is to be no queueing
 
 PAGE_TOKENS = 32  # a turn adds about 70 tokens: half of the default, so that less of a hit's tail is computed anew
-# Eight chats share 560 tokens and have 700 of their own after the first turn, 850 after the fourth: 7,300 live tokens.
-DEVICE_TOKENS = 2304  # the shared part and two chats
-HOST_TOKENS = 6528  # too small from the second turn on: the oldest chat loses its end, which then comes from L3
+# Eight chats share 430 tokens and have 700 of their own after the first turn, 830 after the fourth: 7,000 live tokens.
+DEVICE_TOKENS = 2112  # the shared part and two chats
+HOST_TOKENS = 6400  # too small from the second turn on: the oldest chat loses its end, which then comes from L3
 STORAGE_BYTES = 2 * 2**30  # every page of the demo, several times
 PREFETCH_THRESHOLD = 64  # tokens; L3 gives back what the host pool dropped, often less than the default's 256
 

@@ -100,7 +100,7 @@ def check_contents(world: "World") -> None:
             pages = [tuple(slots[at : at + size]) for at in range(0, len(slots), size)]
             if on_device and node.value is not None and node.loading is None:
                 for page, wanted in zip(node.value.tolist(), pages, strict=True):
-                    if tuple(worker.slots[page * size : page * size + size]) != wanted and page not in doubtful:
+                    if worker.device.read(page) != wanted and page not in doubtful:
                         world.fail(f"device page {page} of the tree holds something else")
             if node.host is not None:
                 _check_host(world, node, pages)

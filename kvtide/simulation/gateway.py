@@ -134,7 +134,7 @@ class SimGateway(Process):
                 ask.namespace,
                 ask.priority,
                 self.world.plan.settings.request_timeout_s,
-            )  # fmt: skip
+            )
         )
         if self._rng.random() < self.world.plan.abort_share:
             request_id = ask.request_id

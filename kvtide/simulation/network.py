@@ -8,11 +8,15 @@ from kvtide.simulation.plan import Plan
 from services.scheduler.core.events import PeerKey
 from shared.messages.common import Message
 from shared.messages.storage import PeerExited
+from shared.messages.worker import RunStep
 
 if TYPE_CHECKING:
     from kvtide.simulation.process import Process
     from kvtide.simulation.shell import Shell
     from kvtide.simulation.world import World
+
+
+HELD_S = 0.1  # between two tries to bring a safe message over a cut link
 
 
 class Network:
@@ -32,25 +36,33 @@ class Network:
 
         def arrive() -> None:
             shell = self.scheduler
-            if shell is not None and sender.identity not in self.cut:
+            if shell is not None:
                 shell.deliver(lambda: shell.take(sender, receiver_epoch, message))
 
         safe = sender.identity.startswith("gateway") or isinstance(message, PeerExited)
         self._send(sender.identity, True, arrive, safe=safe)
 
     def to_peer(self, sender_epoch: int, receiver: PeerKey, message: Message) -> None:
-        """The scheduler sends."""
+        """The scheduler sends. A step may not overtake the one before it, so none is lost where two are in flight."""
+        ordered = isinstance(message, RunStep) and self._plan.max_steps > 1
+        safe = receiver.identity.startswith("gateway") or ordered
 
         def arrive() -> None:
             process = self.peers.get(receiver.identity)
-            if process is not None and receiver.identity not in self.cut:
+            if process is not None:
                 process.deliver(lambda: process.take(sender_epoch, receiver.epoch, message))
 
-        self._send(receiver.identity, False, arrive, safe=receiver.identity.startswith("gateway"))
+        self._send(receiver.identity, False, arrive, safe=safe)
+
+    def _deliver(self, identity: str, arrive: Action, safe: bool) -> None:
+        if identity not in self.cut:
+            arrive()
+        elif safe:
+            self._world.clock.after(HELD_S, lambda: self._deliver(identity, arrive, safe))
 
     def _send(self, identity: str, up: bool, arrive: Action, *, safe: bool = False) -> None:
-        """`safe`: nobody asks for the message again, so that only a cut link, which both ends notice, loses it."""
-        if identity in self.cut:
+        """`safe`: nobody asks for the message again, so that only a process's end loses it."""
+        if identity in self.cut and not safe:
             return
         clock, rng, link = self._world.clock, self._rng, (identity, up)
         copies = 1
@@ -65,4 +77,4 @@ class Network:
         for _ in range(copies):
             at = max(self._last.get(link, 0.0), clock.now + rng.uniform(0.1, 1.0) * self._plan.latency_s)
             self._last[link] = at
-            clock.after(at - clock.now, arrive)
+            clock.after(at - clock.now, lambda: self._deliver(identity, arrive, safe))

@@ -18,6 +18,7 @@ class Job:
     waits_for: list["Job"]
     parts: list[tuple[float, Action]]  # (seconds before it, what it does)
     answer: Callable[[], Message]
+    pages: set[int] = field(default_factory=set)  # device pages that a step may write to
     stop_early: bool = False  # a copy ends at its next part when cancelled, a step doesn't
     begun: bool = False
     cancelled: bool = False

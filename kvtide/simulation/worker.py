@@ -4,7 +4,8 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvtide.simulation.content import EMPTY, Slot, attend, checksum, next_token, walk
+from kvtide.simulation.device import Device
+from kvtide.simulation.jobs import load_job, step_job, write_job
 from kvtide.simulation.process import Process
 from kvtide.simulation.segment import Segment
 from kvtide.simulation.streams import Job, Stream
@@ -15,18 +16,12 @@ from shared.messages.worker import (
     LoadPages,
     MapSegment,
     RunStep,
-    Sampled,
     SegmentDropped,
     SegmentMapped,
-    StepDone,
-    StepFailed,
-    StepItem,
     WorkerHello,
-    WriteDone,
     WritePages,
 )
 from shared.op_log import OpLog, Seen
-from shared.packed import pack, unpack
 
 if TYPE_CHECKING:
     from kvtide.simulation.world import World
@@ -40,15 +35,11 @@ class SimWorker(Process):
     def __init__(self, world: "World", identity: str) -> None:
         super().__init__(world, identity)
         plan = world.plan
-        self._rng = random.Random(f"worker {self.key.epoch} {plan.seed}")
-        self.page_size = plan.settings.page_size
-        self.slots: list[Slot] = [EMPTY] * (plan.device_pages * self.page_size)
-        self.table: dict[int, list[int]] = {}  # row -> pages
-        self.broken: set[int] = set()  # rows whose last step failed
-        self.length: dict[int, int] = {}  # row -> computed tokens
-        self.last: dict[int, int] = {}  # row -> last sampled token
+        self.rng = random.Random(f"worker {self.key.epoch} {plan.seed}")
+        self.device = Device(world)
         self.mapped: dict[tuple[str, int], Segment] = {}
         self._log = OpLog()
+        self._epoch = 0  # of the scheduler whose commands count
         self._live: dict[Job, type] = {}
         self._barriers: list[tuple[int, int, set[Job], Callable[[], Message]]] = []
         self._compute, self._writes, self._loads = (Stream(self, self._ended) for _ in range(3))
@@ -63,7 +54,7 @@ class SimWorker(Process):
 
     def on_scheduler(self) -> None:
         """Another scheduler's operations are stopped."""
-        if self.scheduler_epoch != getattr(self, "_epoch", 0):
+        if self.scheduler_epoch != self._epoch:
             self._epoch = self.scheduler_epoch
             self._log.clear()
             self._stop(list(self._live))
@@ -102,9 +93,10 @@ class SimWorker(Process):
                 if segment is None:
                     self._answer(message.op_id, OperationFailed(message.op_id, RANK, "segment", -1, b""))
                 elif isinstance(message, WritePages):
-                    self._start(self._write(message, segment), self._writes, WritePages)
+                    steps = [job for job, kind in self._live.items() if kind is RunStep]
+                    self._start(write_job(self, self._epoch, message, segment, steps), self._writes, WritePages)
                 else:
-                    self._start(self._load(message, segment), self._loads, LoadPages)
+                    self._start(load_job(self, self._epoch, message, segment), self._loads, LoadPages)
             case MapSegment():
                 self._map(message)
             case DropSegment():
@@ -141,173 +133,11 @@ class SimWorker(Process):
             case Seen.RUNNING:
                 self._stop([job for job in self._mine() if job.op_id == target and self._live[job] is not RunStep])
 
-    # --- jobs ---------------------------------------------------------------------------------------------------
-
     def _step(self, message: RunStep) -> Job:
-        plan, rng = self.world.plan, self._rng
         loads = [job for job in self._mine() if job.op_id in message.wait_for]
         settled = set(message.wait_for) - {job.op_id for job in loads}
         lost = sorted(op_id for op_id in settled if not isinstance(self._log.result(op_id), LoadDone))
-        roots = self.world.step_roots[self._epoch, message.op_id]
-        sampled: list[Sampled] = []
-        failed: list[str] = []
-        rows: list[bool] = []
-
-        def begin() -> None:
-            rows.extend(self._write_row(item) for item in message.items)
-            if not all(rows):
-                failed.append("error")
-            elif lost or any(not job.ok for job in loads):
-                failed.append("load")
-            elif rng.random() < plan.fail_step and self.world.clock.now < plan.faults_end:
-                failed.append("error")
-
-        def compute() -> None:
-            if failed:
-                self.broken.update(item.row for item in message.items)
-                if all(rows) and rng.random() < 0.5:  # slots may hold anything
-                    self._spoil(message.items)
-                return
-            for item, start in zip(message.items, roots, strict=True):
-                sampled.extend(self._forward(item, start))
-
-        def answer() -> Message:
-            if failed:
-                job.ok = False
-                bad = lost + [load.op_id for load in loads if not load.ok]
-                return StepFailed(message.op_id, RANK, failed[0], bad)
-            job.ok = True
-            return StepDone(message.op_id, RANK, sampled, 0.0)
-
-        first = rng.uniform(0.0, plan.step_s)
-        parts = [(0.0, begin), (first, compute), (rng.uniform(0.0, plan.step_s), lambda: None)]
-        job = Job(message.op_id, self._epoch, list(loads), parts, answer)
-        job.pages = {page for item in message.items for page in self._pages_of(item)}  # type: ignore[attr-defined]
-        return job
-
-    def _pages_of(self, item: StepItem) -> list[int]:
-        pages = self.table.get(item.row, [])[: item.first_page] + unpack(item.pages).tolist()
-        count = len(item.tokens) // 4 or 1
-        return pages[item.start // self.page_size : (item.start + count - 1) // self.page_size + 1]
-
-    def _write_row(self, item: StepItem) -> bool:
-        row = self.table.setdefault(item.row, [])
-        given = unpack(item.pages).tolist()
-        if not 1 <= item.row <= self.world.plan.rows:
-            self.world.fail(f"there is no row {item.row}")
-        if (item.first_page or not item.tokens) and self.length.get(item.row) != item.start:
-            self._lost_step(item)
-            return False
-        row[item.first_page : item.first_page + len(given)] = given
-        count = len(item.tokens) // 4 or 1
-        needed = -(-(item.start + count) // self.page_size)
-        bad = [page for page in row[:needed] if not 1 <= page < self.world.plan.device_pages]
-        if len(row) < needed or bad:
-            self.world.fail(f"row {item.row} has pages {row} for {item.start + count} tokens")
-        return True
-
-    def _lost_step(self, item: StepItem) -> None:
-        lossy = self.world.plan.lose or self.world.seen["cut_worker"]
-        if item.row not in self.broken and (not lossy or self.world.plan.max_steps == 1):
-            self.world.fail(f"row {item.row} can't go on at page {item.first_page}, token {item.start}")
-        self.world.seen["step_overtook"] += 1
-
-    def _forward(self, item: StepItem, start: int) -> list[Sampled]:
-        row = self.table[item.row]
-        size = self.page_size
-        after = attend(start, [self.slots[row[at // size] * size + at % size] for at in range(item.start)])
-        tokens = unpack(item.tokens).tolist() or [self.last[item.row]]
-        for at, slot in enumerate(walk(after, tokens), item.start):
-            self.slots[row[at // size] * size + at % size] = slot
-            after = slot.after
-        self.broken.discard(item.row)
-        self.length[item.row] = item.start + len(tokens)
-        if item.sampling is None:
-            return []
-        token = self.last[item.row] = next_token(after)
-        return [Sampled(item.row, token, -0.5, b"", b"")]
-
-    def _spoil(self, items: list[StepItem]) -> None:
-        for item in items:
-            row = self.table[item.row]
-            for at in range(item.start, min(item.start + (len(item.tokens) // 4 or 1), len(row) * self.page_size)):
-                self.slots[row[at // self.page_size] * self.page_size + at % self.page_size] = EMPTY
-
-    def _write(self, message: WritePages, segment: Segment) -> Job:
-        device, host = unpack(message.device_pages).tolist(), unpack(message.host_pages).tolist()
-        steps = [job for job, kind in self._live.items() if kind is RunStep]
-        waits = [job for job in steps if job.pages & set(device)]  # type: ignore[attr-defined]
-        sums: dict[int, bytes] = {}
-        failed = self._fails()
-
-        def copy(positions: range) -> None:
-            for position in positions:
-                page = device[position] * self.page_size
-                content = tuple(self.slots[page : page + self.page_size])
-                segment.content[host[position]] = content
-                segment.writes += 1
-                sums[position] = checksum([content])
-
-        def answer() -> Message:
-            if job.cancelled and len(sums) < len(host):
-                return Cancelled(message.op_id, RANK, b"")
-            if failed or any(not step.ok for step in waits):
-                return OperationFailed(message.op_id, RANK, "error", -1, b"")
-            job.ok = True
-            return WriteDone(message.op_id, RANK, b"".join(sums[each] for each in range(len(host))), 0.0)
-
-        job = Job(message.op_id, self._epoch, waits, self._copy_parts(len(host), copy), answer, stop_early=True)
-        return job
-
-    def _load(self, message: LoadPages, segment: Segment) -> Job:
-        device, host = unpack(message.device_pages).tolist(), unpack(message.host_pages).tolist()
-        digests = [message.digests[32 * each : 32 * each + 32] for each in range(len(host))]
-        bad: dict[str, list[int]] = {"name": [], "checksum": []}
-        done: set[int] = set()
-        failed = self._fails()
-
-        def copy(positions: range) -> None:
-            for position in positions:
-                name = segment.names.get(host[position])
-                content = segment.content[host[position]]
-                if name is None or name.digest != digests[position]:
-                    bad["name"].append(position)
-                elif name.checksums != checksum([content]):
-                    bad["checksum"].append(position)
-                page = device[position] * self.page_size
-                self.slots[page : page + self.page_size] = content
-                done.add(position)
-
-        def answer() -> Message:
-            if job.cancelled and len(done) < len(host):
-                return Cancelled(message.op_id, RANK, b"")
-            for reason, positions in bad.items():
-                if positions:
-                    if reason == "name":
-                        self.world.fail(f"load {message.op_id} named host pages that have no or another name")
-                    self.world.seen[f"load_bad_{reason}"] += 1
-                    return OperationFailed(message.op_id, RANK, reason, 0, pack(positions))
-            if failed:
-                return OperationFailed(message.op_id, RANK, "error", -1, b"")
-            job.ok = True
-            return LoadDone(message.op_id, RANK, 0.0)
-
-        job = Job(message.op_id, self._epoch, [], self._copy_parts(len(host), copy), answer, stop_early=True)
-        return job
-
-    def _copy_parts(self, pages: int, copy: Callable[[range], None]) -> list[tuple[float, Callable[[], None]]]:
-        """The copy in two parts, somewhere inside its time."""
-        middle = self._rng.randint(0, pages)
-        first, second, third = (self._rng.uniform(0.0, self.world.plan.copy_s) / 3 for _ in range(3))
-        return [
-            (first, lambda: copy(range(middle))),
-            (second, lambda: copy(range(middle, pages))),
-            (third, lambda: None),
-        ]
-
-    def _fails(self) -> bool:
-        plan = self.world.plan
-        return self._rng.random() < plan.fail_copy and self.world.clock.now < plan.faults_end
+        return step_job(self, self._epoch, message, loads, lost)
 
     # --- as `services.gpu_worker.worker` ------------------------------------------------------------------------
 

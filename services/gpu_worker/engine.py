@@ -13,6 +13,7 @@ from services.gpu_worker.model.config import ModelConfig, read_config
 from services.gpu_worker.model.load import load_model
 from services.gpu_worker.model.weights import weights_fingerprint
 from services.gpu_worker.req_to_token import ReqToToken
+from services.gpu_worker.sampling_grammar import Grammars
 from services.gpu_worker.stepper import Stepper
 from services.gpu_worker.streams import CpuStream, Stream
 from services.gpu_worker.transfers import Transfers
@@ -83,7 +84,7 @@ def build_engine(config: Config) -> Engine:
         max_requests=config.scheduler.max_running,
         max_context=max_context,
         pool=pool,
-        stepper=Stepper(model, pool, requests, max_context),
+        stepper=Stepper(model, pool, requests, max_context, Grammars(folder / "tokenizer.json")),
         transfers=transfers,
         compute=compute,
         loads=loads,
@@ -97,7 +98,13 @@ def _max_context(config: Config, model: ModelConfig) -> int:
             f"model.max_context {config.model.max_context} is above the model's {model.max_positions}; lower it, "
             "or use 0 for the model's own"
         )
-    return config.model.max_context or model.max_positions
+    context, window = config.model.max_context or model.max_positions, model.sliding_window
+    if window is not None and context > window:
+        raise ModelError(
+            f"{config.model.path}: sliding_window {window} is below the context of {context} tokens, and sliding "
+            f"windows are not supported; set model.max_context to {window} or less"
+        )
+    return context
 
 
 def _allocate_pool(config: Config, geometry: PageGeometry) -> KVPool:

@@ -1,6 +1,7 @@
 """Chooses tokens from logits. A row's choice depends on its own logits, parameters and position, on nothing else."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,8 @@ MASK = 2**64 - 1
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
 Row = npt.NDArray[np.float32]
+Adjust = Callable[[Row], Row]
+NO_ADJUSTMENTS: Mapping[int, Adjust] = MappingProxyType({})
 
 
 class SampledToken(NamedTuple):
@@ -38,19 +41,30 @@ def uniform(seed: int, choice: int, position: int) -> float:
 
 
 @torch.inference_mode()
-def sample(logits: torch.Tensor, params: Sequence[Sampling], positions: Sequence[int]) -> list[SampledToken]:
+def sample(
+    logits: torch.Tensor,
+    params: Sequence[Sampling],
+    positions: Sequence[int],
+    adjustments: Mapping[int, Adjust] = NO_ADJUSTMENTS,
+) -> list[SampledToken]:
     """One token for each row of logits (float32 [n, vocab]); positions: where in its request each will stand.
 
-    top_k is applied first, then top_p and min_p to what is left. Raises ValueError for logits that aren't finite: the
-    pass that made them was wrong.
+    adjustments: by row, what penalties, biases and a grammar make of a copy of its logits. top_k is applied next, then
+    top_p and min_p to what is left. Raises ValueError for logits that aren't finite: the pass that made them was wrong.
     """
     normaliser = logits.logsumexp(-1)
     if not bool(normaliser.isfinite().all()):
         raise ValueError(f"logits of rows {(~normaliser.isfinite()).nonzero().flatten().tolist()} are not finite")
     chosen = logits.argmax(-1)
     for row, (wanted, position) in enumerate(zip(params, positions, strict=True)):
-        if wanted.temperature > COLDEST:
-            chosen[row] = _draw(logits[row].cpu().numpy(), wanted, uniform(wanted.seed, wanted.choice, position))
+        adjust, greedy = adjustments.get(row), wanted.temperature <= COLDEST
+        if greedy and adjust is None:
+            continue
+        own = logits[row].cpu().numpy()
+        if adjust is not None:
+            own = adjust(own.copy())
+        number = uniform(wanted.seed, wanted.choice, position)
+        chosen[row] = int(own.argmax()) if greedy else _draw(own, wanted, number)
     logprobs = logits.gather(1, chosen[:, None])[:, 0] - normaliser
     tops = [_top(logits[row], normaliser[row], wanted.logprobs) for row, wanted in enumerate(params)]
     return [

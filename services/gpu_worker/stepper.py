@@ -13,7 +13,9 @@ from services.gpu_worker.model.batch import ForwardBatch, Segment
 from services.gpu_worker.model.llama import Llama
 from services.gpu_worker.operations import Load, LoadFailed, Step
 from services.gpu_worker.req_to_token import ReqToToken
-from services.gpu_worker.sampling import SampledToken, sample
+from services.gpu_worker.sampling import Adjust, SampledToken, sample
+from services.gpu_worker.sampling_grammar import Grammars
+from services.gpu_worker.sampling_guide import SoFar, adjustment
 from services.gpu_worker.transfers import RANK
 from shared.errors import ProtocolError
 from shared.messages.worker import Sampled, StepDone, StepFailed, StepItem
@@ -47,12 +49,13 @@ class LayerGate:
 class Stepper:
     """The model, the page tables of its requests, and each request's last token."""
 
-    def __init__(self, model: Llama, pool: KVPool, requests: ReqToToken, max_context: int) -> None:
+    def __init__(self, model: Llama, pool: KVPool, requests: ReqToToken, max_context: int, grammars: Grammars) -> None:
         """max_context: tokens of one request."""
         self._model = model
         self._pool = pool
         self._requests = requests
         self._max_context = max_context
+        self._grammars = grammars
         self._vocabulary = model.config.vocab
         self._last_token: dict[int, int] = {}  # by row
 
@@ -73,6 +76,7 @@ class Stepper:
 
     def _run(self, step: Step) -> list[Sampled]:
         items = step.command.items
+        log.debug("step op_id=%d requests=%s", step.op_id, ",".join(item.request_id for item in items))
         batch = self._prepare(items)
         step.written = np.unique(batch.slots.numpy() // self._pool.page_size)
         step.begun.record()
@@ -81,10 +85,18 @@ class Stepper:
         logits = self._model.forward(batch, self._pool, LayerGate(step.loads))
         wanted = [(item, item.sampling) for item in items if item.sampling is not None]
         ends = [item.start + _count(item) for item, _ in wanted]
-        tokens = sample(logits, [sampling for _, sampling in wanted], ends)
+        guided = {row: self._adjustment(item) for row, (item, sampling) in enumerate(wanted) if sampling.guide}
+        tokens = sample(logits, [sampling for _, sampling in wanted], ends, guided)
         for (item, _), token in zip(wanted, tokens, strict=True):
             self._last_token[item.row] = token.token_id
         return [_sampled(item.row, token) for (item, _), token in zip(wanted, tokens, strict=True)]
+
+    def _adjustment(self, item: StepItem) -> Adjust:
+        assert item.sampling is not None
+        assert item.sampling.guide is not None
+        history = unpack(item.history)
+        so_far = SoFar(item.start - len(history), np.concatenate([history, self._tokens(item)]))
+        return adjustment(item.row, item.sampling.guide, so_far, self._grammars)
 
     def _prepare(self, items: Sequence[StepItem]) -> ForwardBatch:
         """Update the page tables and lay the items side by side. Raises ProtocolError for what makes no sense."""

@@ -18,18 +18,19 @@ log = logging.getLogger("kvtide.model")
 
 
 class Linear:
-    """`x @ weight.T`: x [T, in] -> [T, out], in the weight's dtype."""
+    """`x @ weight.T + bias`: x [T, in] -> [T, out], in the weight's dtype."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
-        """weight: [out, in]; given up to this object, which may keep it in another layout."""
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """weight: [out, in], given up to this object, which may keep it in another layout; bias: [out]."""
+        self._bias = bias
         self._packed = weight.device.type == "cpu" and can_pack(weight.dtype)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self._packed else weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed:
-            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
+            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
             return product
-        return F.linear(x, self._weight)
+        return F.linear(x, self._weight, self._bias)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Llama's forward pass over a paged KV pool."""
+"""The forward pass of the Llama family (Llama, Mistral, Qwen2, Qwen3) over a paged KV pool."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,12 +14,16 @@ from services.gpu_worker.model.linear import Linear
 from services.gpu_worker.model.rope import angles, inverse_frequencies, rotate
 from services.gpu_worker.model.weights import Weights
 
+HEAD = "lm_head.weight"
+
 
 class Layer(NamedTuple):
     """One layer's weights; q, k, v and gate, up are each one product."""
 
     attention_norm: torch.Tensor  # [hidden]
     qkv: Linear
+    q_norm: torch.Tensor | None  # [head_dim]; None: q and k are not normed
+    k_norm: torch.Tensor | None  # [head_dim]
     out: Linear
     mlp_norm: torch.Tensor  # [hidden]
     gate_up: Linear
@@ -27,7 +31,7 @@ class Layer(NamedTuple):
 
 
 class Llama:
-    """LlamaForCausalLM for inference, on one rank. Its state never changes after it is made."""
+    """A model of the family for inference, on one rank. Its state never changes after it is made."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         """Takes copies of the tensors. Raises ModelError for one that is missing or has another shape."""
@@ -37,8 +41,9 @@ class Llama:
         self._embedding = weights.get("model.embed_tokens.weight", config.vocab, config.hidden)
         self._layers = [self._layer(weights, f"model.layers.{i}.") for i in range(config.layers)]
         self._norm = weights.get("model.norm.weight", config.hidden)
-        tied = config.tied_embeddings
-        self._head = Linear(self._embedding if tied else weights.get("lm_head.weight", config.vocab, config.hidden))
+        # As in transformers 5, an output matrix in the files counts more than what config.json says of it.
+        tied = config.tied_embeddings and HEAD not in weights
+        self._head = Linear(self._embedding if tied else weights.get(HEAD, config.vocab, config.hidden))
         self._frequencies = inverse_frequencies(config.rope, config.head_dim)
 
     @torch.inference_mode()
@@ -80,23 +85,37 @@ class Llama:
         self, layer: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q [T, H, D] and k [T, KV, D], rotated; v [T, KV, D]."""
-        config = self.config
-        qkv = layer.qkv(self._normed(x, layer.attention_norm)).unflatten(-1, (-1, config.head_dim))
-        q, k = rotate(qkv[:, : config.heads + config.kv_heads], cos, sin).split([config.heads, config.kv_heads], 1)
-        return q, k, qkv[:, config.heads + config.kv_heads :]
+        heads, kv_heads = self.config.heads, self.config.kv_heads
+        qkv = layer.qkv(self._normed(x, layer.attention_norm)).unflatten(-1, (-1, self.config.head_dim))
+        qk, v = qkv.split([heads + kv_heads, kv_heads], 1)
+        if layer.q_norm is not None:
+            q, k = qk.split([heads, kv_heads], 1)
+            qk = torch.cat([self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)], 1)
+        q, k = rotate(qk, cos, sin).split([heads, kv_heads], 1)
+        return q, k, v
 
-    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, (self.config.hidden,), weight, self.config.rms_eps)
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        return F.rms_norm(x, x.shape[-1:], weight, self.config.rms_eps)
 
     def _layer(self, weights: Weights, prefix: str) -> Layer:
-        hidden, inner = self.config.hidden, self.config.intermediate
-        qkv = [f"{prefix}self_attn.{name}_proj.weight" for name in "qkv"]
-        gate_up = [f"{prefix}mlp.{name}_proj.weight" for name in ("gate", "up")]
+        config, hidden, inner = self.config, self.config.hidden, self.config.intermediate
+        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        qkv = {f"{attention}q_proj": self._q_width} | {f"{attention}{name}_proj": self._kv_width for name in "kv"}
+        gate_up = {f"{mlp}gate_proj": inner, f"{mlp}up_proj": inner}
         return Layer(
             attention_norm=weights.get(f"{prefix}input_layernorm.weight", hidden),
-            qkv=Linear(weights.stacked(qkv, [self._q_width, self._kv_width, self._kv_width], hidden)),
-            out=Linear(weights.get(f"{prefix}self_attn.o_proj.weight", hidden, self._q_width)),
+            qkv=_linear(weights, qkv, hidden, config.qkv_bias),
+            q_norm=weights.get(f"{attention}q_norm.weight", config.head_dim) if config.qk_norm else None,
+            k_norm=weights.get(f"{attention}k_norm.weight", config.head_dim) if config.qk_norm else None,
+            out=_linear(weights, {f"{attention}o_proj": hidden}, self._q_width, config.out_bias),
             mlp_norm=weights.get(f"{prefix}post_attention_layernorm.weight", hidden),
-            gate_up=Linear(weights.stacked(gate_up, [inner, inner], hidden)),
-            down=Linear(weights.get(f"{prefix}mlp.down_proj.weight", hidden, inner)),
+            gate_up=_linear(weights, gate_up, hidden, config.mlp_bias),
+            down=_linear(weights, {f"{mlp}down_proj": hidden}, inner, config.mlp_bias),
         )
+
+
+def _linear(weights: Weights, rows: dict[str, int], columns: int, bias: bool) -> Linear:
+    """Projections of one input, name -> rows, as one product."""
+    names, counts = list(rows), list(rows.values())
+    matrix = weights.stacked([f"{name}.weight" for name in names], counts, columns)
+    return Linear(matrix, weights.stacked([f"{name}.bias" for name in names], counts) if bias else None)

@@ -11,9 +11,6 @@ from tests.unit.gateway.harness import CONTEXT, Stack
 UNSUPPORTED = {
     "best_of": 2,
     "echo": True,
-    "frequency_penalty": 0.5,
-    "logit_bias": {"1": 2},
-    "presence_penalty": 1,
     "suffix": "x",
 }
 
@@ -52,6 +49,13 @@ BAD_PARAMETERS = [
     ({"prompt": {"a": 1}}, "prompt"),
     ({"prompt": None}, "prompt"),
     ({"model": None}, "model"),
+    ({"frequency_penalty": 2.5}, "frequency_penalty"),
+    ({"presence_penalty": -3}, "presence_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {"260": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
     ({"cache_salt": "x" * 257}, "cache_salt"),
     ({"priority": 2**31}, "priority"),
     ({"banana": 1}, "banana"),

@@ -23,7 +23,18 @@ from shared.config import Config, Model
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     """A model folder of SmolLM2's shape."""
-    shape = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}
+    shape = {
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "vocab_size": 49152,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100000.0,
+    }
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(shape))
     return Config(model=Model(path=str(tmp_path), name="model"))
 

@@ -1,72 +1,13 @@
-"""The forward pass equals transformers', and equals itself however tokens are cut, batched and placed."""
-
-from pathlib import Path
-from typing import Any
+"""The forward pass equals itself however tokens are cut, batched and placed."""
 
 import numpy as np
 import pytest
 import torch
 
-from services.gpu_worker.kv_pool import KVPool
-from services.gpu_worker.model import linear
 from services.gpu_worker.model.batch import ForwardBatch, Segment
 from services.gpu_worker.model.llama import Llama
-from services.gpu_worker.model.load import load_model
 from services.gpu_worker.model.score import score_tokens
-from tests.unit.gpu_worker.model.conftest import VARIANTS, make_folder
-
-PAGE, POOL_PAGES = 4, 64
-CLOSE = {"atol": 1e-4, "rtol": 0.0}
-
-
-def random_ids(count: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 97, count).tolist()
-
-
-class Engine:
-    """A model, a pool full of noise, and requests on random pages of it."""
-
-    def __init__(self, model: Llama, seed: int = 0) -> None:
-        self.model = model
-        self.pool = KVPool(model.config.page_geometry(PAGE, str(model.dtype).removeprefix("torch.")), POOL_PAGES)
-        self.generator = torch.Generator().manual_seed(seed)
-        for layer in range(model.config.layers):
-            for buffer in self.pool.layer_buffers(layer):
-                buffer.copy_(torch.randn(buffer.shape, generator=self.generator))
-        self.free = (torch.randperm(POOL_PAGES - 1, generator=self.generator) + 1).tolist()
-
-    def pages(self, tokens: int) -> list[int]:
-        return [self.free.pop() for _ in range(-(-tokens // PAGE))]
-
-    def step(self, parts: list[tuple[list[int], int, list[int]]], before_layer: Any = None) -> torch.Tensor:
-        """(new ids, prefix length, pages) of each request -> logits of every new token."""
-        segments, ids, positions, slots = [], [], [], []
-        for new, prefix, pages in parts:
-            table, at = torch.tensor(pages), torch.arange(prefix, prefix + len(new))
-            segments.append(Segment(len(ids), len(new), prefix, table))
-            ids += new
-            positions.append(at)
-            slots.append(table[at // PAGE] * PAGE + at % PAGE)
-        rows = torch.arange(len(ids))
-        batch = ForwardBatch(torch.tensor(ids), torch.cat(positions), torch.cat(slots), segments, rows)
-        return self.model.forward(batch, self.pool, before_layer)
-
-    def cold(self, ids: list[int]) -> torch.Tensor:
-        return self.step([(ids, 0, self.pages(len(ids)))])
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("packed", [True, False])
-def test_equals_transformers(tmp_path: Path, variant: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "can_pack", lambda dtype: packed)
-    reference = make_folder(tmp_path, **VARIANTS[variant])
-    ids = random_ids(150)
-    with torch.inference_mode():
-        expected = reference(torch.tensor([ids])).logits[0]
-    assert expected.std() > 1
-    found = Engine(load_model(tmp_path, "float32")).cold(ids)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, **CLOSE)
+from tests.unit.gpu_worker.model.paged import CLOSE, PAGE, POOL_PAGES, Engine, random_ids
 
 
 @pytest.mark.parametrize("borders", [[8, 16, 40], [1, 2, 3, 4, 5, 40], [3, 10, 37, 39, 40], list(range(1, 41))])
@@ -74,10 +15,7 @@ def test_chunks_on_scattered_pages_equal_one_cold_prefill(tiny: Llama, borders: 
     ids = random_ids(40)
     engine = Engine(tiny)
     expected = engine.cold(ids)
-    pages = engine.pages(len(ids))
-    starts = [0, *borders[:-1]]
-    found = [engine.step([(ids[a:b], a, pages)]) for a, b in zip(starts, borders, strict=True)]
-    torch.testing.assert_close(torch.cat(found), expected, **CLOSE)
+    torch.testing.assert_close(engine.in_steps(ids, borders), expected, **CLOSE)
 
 
 def test_requests_in_one_batch_do_not_touch_each_other(tiny: Llama) -> None:
@@ -147,14 +85,6 @@ def test_only_sampled_rows_have_logits(tiny: Llama) -> None:
     torch.testing.assert_close(tiny.forward(batch, engine.pool), expected, **CLOSE)
     nothing = batch._replace(sample_rows=torch.empty(0, dtype=torch.int64))
     assert tiny.forward(nothing, engine.pool).shape == (0, 97)
-
-
-@pytest.mark.parametrize(("dtype", "noise"), [("bfloat16", 0.35), ("float16", 0.05)])
-def test_half_precision_is_near(tiny_folder: Path, tiny: Llama, dtype: str, noise: float) -> None:
-    ids = random_ids(20)
-    found, expected = Engine(load_model(tiny_folder, dtype)).cold(ids), Engine(tiny).cold(ids)
-    assert found.dtype == torch.float32
-    assert (found - expected).abs().max() < noise * expected.std()
 
 
 def test_score_tokens_is_the_log_softmax_of_a_cold_prefill(tiny: Llama) -> None:
