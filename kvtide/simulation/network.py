@@ -44,15 +44,15 @@ class Network:
 
     def to_peer(self, sender_epoch: int, receiver: PeerKey, message: Message) -> None:
         """The scheduler sends. A step may not overtake the one before it, so none is lost where two are in flight."""
+        safe = receiver.identity.startswith("gateway")
         ordered = isinstance(message, RunStep) and self._plan.max_steps > 1
-        safe = receiver.identity.startswith("gateway") or ordered
 
         def arrive() -> None:
             process = self.peers.get(receiver.identity)
             if process is not None:
                 process.deliver(lambda: process.take(sender_epoch, receiver.epoch, message))
 
-        self._send(receiver.identity, False, arrive, safe=safe)
+        self._send(receiver.identity, False, arrive, safe=safe, lossless=ordered)
 
     def _deliver(self, identity: str, arrive: Action, safe: bool) -> None:
         if identity not in self.cut:
@@ -60,13 +60,13 @@ class Network:
         elif safe:
             self._world.clock.after(HELD_S, lambda: self._deliver(identity, arrive, safe))
 
-    def _send(self, identity: str, up: bool, arrive: Action, *, safe: bool = False) -> None:
-        """`safe`: nobody asks for the message again, so that only a process's end loses it."""
+    def _send(self, identity: str, up: bool, arrive: Action, *, safe: bool, lossless: bool = False) -> None:
+        """`safe`: nobody asks for the message again, so that only a process's end loses it. `lossless`: only a cut."""
         if identity in self.cut and not safe:
             return
         clock, rng, link = self._world.clock, self._rng, (identity, up)
         copies = 1
-        if clock.now < self._plan.faults_end and not safe:
+        if clock.now < self._plan.faults_end and not safe and not lossless:
             chance = rng.random()
             if chance < self._plan.lose:
                 self._world.seen["message_lost"] += 1

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from services.scheduler.core.settings import CoreSettings
@@ -64,7 +65,7 @@ class Plan:
     fail_copy: float = 0.0
     faults: list[Fault] = field(default_factory=list)
 
-    @property
+    @cached_property
     def faults_end(self) -> float:
         """From then on everything works."""
         return max([self.traffic_s, *(fault.at + fault.seconds for fault in self.faults)])
@@ -128,5 +129,7 @@ def _add_faults(plan: Plan, rng: random.Random, trouble: int) -> None:
         plan.fail_copy = rng.choice([0.02, 0.15])
     kinds = list(FAULT_KINDS)
     for _ in range(rng.randint(1, 2) if trouble == 1 else rng.randint(2, 7)):
-        seconds = rng.choice([0.05, 0.5, 4.0, 20.0, 45.0])
-        plan.faults.append(Fault(rng.uniform(0.05, plan.traffic_s * 1.2), rng.choice(kinds), seconds))
+        kind, seconds = rng.choice(kinds), rng.choice([0.05, 0.5, 4.0, 20.0, 45.0])
+        if kind == "cut_worker" and plan.max_steps > 1:  # a short one would lose one of two steps without a notice
+            seconds = max(seconds, 5 * plan.beat_s)
+        plan.faults.append(Fault(rng.uniform(0.05, plan.traffic_s * 1.2), kind, seconds))

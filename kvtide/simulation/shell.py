@@ -83,9 +83,11 @@ class Shell(Pausable):
     def _feed(self, event: Event) -> None:
         world = self.world
         world.events += 1
-        world.note(f"--> {_describe(event)}")
+        if world.traced:
+            world.note(f"--> {_describe(event)}")
         for command in self.core.handle(event, world.clock.now):
-            world.note(f"      {command.peer.identity} <-- {command.message!r}")
+            if world.traced:
+                world.note(f"      {command.peer.identity} <-- {command.message!r}")
             self._deliver(command)
         check_integrity(self.core)
         self._arm()

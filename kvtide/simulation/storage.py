@@ -219,10 +219,9 @@ class SimStorage(Process):
                 done = PrefetchDone(message.op_id, pack(transfer.named), corrupt, 0.0)
                 self._end(transfer, Cancelled(message.op_id, RANK, pack(transfer.named)) if transfer.stop else done)
                 return
-            if self.world.failing_l3:
-                for position in transfer.named:
-                    del segment.names[pages[position]]
-                self._end(transfer, self._failed(message.op_id, "error"))
+            if self.world.failing_l3:  # what it has told stays named
+                done = PrefetchDone(message.op_id, pack(transfer.named), corrupt, 0.0)
+                self._end(transfer, done if transfer.named else self._failed(message.op_id, "error"))
                 return
             for at in range(first, min(first + BATCH, len(pages))):
                 digest = message.digests[32 * at : 32 * at + 32]

@@ -69,6 +69,11 @@ class World:
         self._epochs += 1
         return self._epochs
 
+    @property
+    def traced(self) -> bool:
+        """Is there anyone to read notes?"""
+        return self._log is not None
+
     def note(self, text: str) -> None:
         """A line of the trace."""
         if self._log is not None:

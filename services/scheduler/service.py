@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import asdict
+
 from services.scheduler.core.core import Core
 from services.scheduler.core.events import DeadlineReached, Event, PeerKey, PeerLost, PeerUp, Received, Send
 from services.scheduler.core.settings import CoreSettings
@@ -16,7 +18,7 @@ from shared.errors import ProtocolError
 from shared.link import BUSY_INTERVAL_S, IDLE_INTERVAL_S, MISSED_BEATS, new_epoch
 from shared.messages import ToScheduler
 from shared.messages.common import Heartbeat, HelloWanted, Message, Refused
-from shared.messages.gateway import GatewayHello, Status, StatusWanted
+from shared.messages.gateway import Finish, GatewayHello, Reject, Status, StatusWanted, Usage
 from shared.messages.storage import StorageHello
 from shared.messages.worker import WorkerHello
 from shared.transport import Counters, Decoder, Router, decode_envelope, encode
@@ -134,8 +136,13 @@ class SchedulerService:
             self._wake.set()
 
     def _deliver(self, command: Send) -> None:
-        if isinstance(command.message, Refused):
-            log.warning("peer_refused peer=%s reason=%s", command.peer.identity, command.message.reason)
+        match command.message:
+            case Refused(reason=reason):
+                log.warning("peer_refused peer=%s reason=%s", command.peer.identity, reason)
+            case Finish(request_id, reason, usage):
+                log.info("request id=%s finish=%s %s", request_id, reason, _pairs(usage))
+            case Reject(request_id, code, text):
+                log.info("request id=%s rejected=%d reason=%r", request_id, code, text)
         self._send(command.peer, command.message)
 
     def _arm(self) -> None:
@@ -195,6 +202,10 @@ class SchedulerService:
                 for record in self._peers.values()
             ],
         }
+
+
+def _pairs(usage: Usage) -> str:
+    return " ".join(f"{name}={value:.6g}" for name, value in asdict(usage).items())
 
 
 def core_settings(config: Config) -> CoreSettings:

@@ -158,6 +158,8 @@ class Admission:
                 first_page=request.synced,
                 pages=pack(request.pages[request.synced :]),
                 sampling=request.sampling if samples else None,
+                history=request.history(first) if samples else b"",
+                request_id=request.key.request_id,
             )
         )
         step.requests.append((request, request.attempt, count, samples))

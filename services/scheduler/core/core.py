@@ -104,6 +104,7 @@ class Core:
             self.requests.reject_all(peer)
             return
         self.state.counters["peers_lost"] += 1
+        self.state.operations.lost(peer)
         self.peers.lost(peer)
         for operation in sorted(self.state.operations.of_peer(peer), key=lambda op: -op.op_id):
             self.state.operations.fail(operation)
@@ -123,10 +124,11 @@ class Core:
 
     def worker_replaced(self, old: PeerKey) -> None:
         """The device pool is gone: every value with it. Host pages named to the old process stay in doubt."""
+        self.state.operations.lost(old)
         for operation in sorted(self.state.operations.of_peer(old), key=lambda op: -op.op_id):
             self.state.operations.fail(operation)
         self._deal_with_failures()
-        for request in [*self.requests.running, *self.requests.draining]:
+        for request in sorted([*self.requests.running, *self.requests.draining], key=lambda request: request.number):
             if request.lock is not None:
                 self.state.tree.unlock(request.lock)
             self.requests.abandon(request)
@@ -270,8 +272,10 @@ class Core:
         match operation:
             case Step() if operation.error:
                 self.steps.failed(operation, operation.error)
+                self.steps.settle(operation)
             case Step():
                 self.steps.done(operation, operation.results)
+                self.steps.settle(operation)
             case Write() if operation.committing and isinstance(message, storage.Committed):
                 self.backup.committed(operation)
             case Write() if operation.committing:

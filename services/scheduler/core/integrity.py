@@ -4,49 +4,62 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from services.scheduler.core.node import Node
 from services.scheduler.core.operations import Find, Prefetch, Step
 from services.scheduler.core.pages import HostPool, PagePool, Pages
-from services.scheduler.core.tree import Lock, RadixTree, device_evictable, host_evictable
+from services.scheduler.core.request import RequestState
+from services.scheduler.core.tree import RadixTree
+from services.scheduler.core.tree_holds import Lock, device_evictable, host_evictable
 from shared.errors import IntegrityError
 
 if TYPE_CHECKING:
     from services.scheduler.core.core import Core
 
-Claim = tuple[str, Pages]
+Claim = tuple[str | Node, Pages]
 
 
 def check_integrity(core: "Core") -> None:
     """Raises IntegrityError naming the page, node or lock that breaks an invariant. O(everything): not for each event
     of a live service, but for each event of a simulation."""
-    _check_pool("device", core.state.device, _device_claims(core))
+    nodes = [*core.state.tree.nodes(), *core.state.tree.detached]
+    _check_pool("device", core.state.device, _device_claims(core, nodes))
     for pool in core.host.pools.values():
-        _check_pool(f"host {pool.storage_id}", pool, _host_claims(core, pool))
+        _check_pool(f"host {pool.storage_id}", pool, _host_claims(core, pool, nodes))
         _check_pins(core, pool)
-    _check_tree(core.state.tree)
-    _check_locks(core)
+    _check_tree(core.state.tree, nodes)
+    _check_locks(core, nodes)
     _check_requests(core)
 
 
 def _check_pool(name: str, pool: PagePool, claims: Iterator[Claim]) -> None:
     if pool.dead:
         return
+    claimed = list(claims)
+    held = np.concatenate([pages for _, pages in claimed])
+    if np.bincount(held, minlength=pool.end).max(initial=0) > 1:
+        _name_conflict(name, claimed)
+    if len(held) != pool.total:
+        missing = sorted(set(range(pool.end - pool.total, pool.end)) - set(held.tolist()))
+        raise IntegrityError(f"{name} pages {missing[:8]} of {pool.total} are held by nobody")
+
+
+def _name_conflict(name: str, claims: list[Claim]) -> None:
     owner: dict[int, str] = {}
-    for who, pages in claims:
+    for claimant, pages in claims:
+        who = claimant if isinstance(claimant, str) else _name(claimant)
         for page in pages.tolist():
             if page in owner:
                 raise IntegrityError(f"{name} page {page} is held by {owner[page]} and by {who}")
             owner[page] = who
-    if len(owner) != pool.total:
-        missing = sorted(set(range(pool.end - pool.total, pool.end)) - owner.keys())
-        raise IntegrityError(f"{name} pages {missing[:8]} of {pool.total} are held by nobody")
 
 
-def _device_claims(core: "Core") -> Iterator[Claim]:
+def _device_claims(core: "Core", nodes: list[Node]) -> Iterator[Claim]:
     yield "the free list", core.state.device.free_pages()
-    for node in _all_nodes(core.state.tree):
+    for node in nodes:
         if node.value is not None:
-            yield _name(node), node.value
+            yield node, node.value
     for request in [*core.requests.running, *core.requests.draining]:
         yield repr(request), request.own_pages
     for operation in core.state.operations.table.values():
@@ -55,26 +68,26 @@ def _device_claims(core: "Core") -> Iterator[Claim]:
                 yield f"step {operation.op_id} in doubt", pages
 
 
-def _host_claims(core: "Core", pool: HostPool) -> Iterator[Claim]:
+def _host_claims(core: "Core", pool: HostPool, nodes: list[Node]) -> Iterator[Claim]:
     yield "the free list", pool.free_pages()
     yield "the release queue", core.host.queued_pages(pool)
     yield "the doomed", core.host.doomed_pages(pool)
-    for node in _all_nodes(core.state.tree):
+    for node in nodes:
         if node.host is not None and node.host.pool is pool:
-            yield _name(node), node.host.pages
+            yield node, node.host.pages
     for operation in core.state.operations.table.values():
         if operation.pool is pool:
             yield f"{type(operation).__name__} {operation.op_id}", operation.held_host_pages
 
 
 def _check_pins(core: "Core", pool: HostPool) -> None:
-    pins: Counter[int] = Counter()
+    pins = np.zeros_like(pool.pins)
     for operation in core.state.operations.table.values():
         if operation.pool is pool:
-            pins.update(operation.pinned_host_pages.tolist())
-    for page in range(pool.end):
-        if pool.pins[page] != pins[page]:
-            raise IntegrityError(f"host page {page} has {pool.pins[page]} pins, {pins[page]} operations read it")
+            np.add.at(pins, operation.pinned_host_pages, 1)
+    if (pins != pool.pins).any():
+        page = int(np.argmax(pins != pool.pins))
+        raise IntegrityError(f"host page {page} has {pool.pins[page]} pins, {pins[page]} operations read it")
     in_lists = len(core.host.queued_pages(pool)) + sum(
         len(op.held_host_pages)
         for op in core.state.operations.table.values()
@@ -92,9 +105,9 @@ def _check_pins(core: "Core", pool: HostPool) -> None:
         raise IntegrityError(f"{pool.prefetching} host pages count as prefetching, {prefetching} are")
 
 
-def _check_tree(tree: RadixTree) -> None:
+def _check_tree(tree: RadixTree, nodes: list[Node]) -> None:
     sizes = {False: 0, True: 0}
-    for node in _all_nodes(tree):
+    for node in nodes:
         if node.value is not None:
             sizes[node.lock_ref > 0] += node.pages
         if node.detached:
@@ -103,13 +116,16 @@ def _check_tree(tree: RadixTree) -> None:
             raise IntegrityError(f"{_name(node)} has pages nowhere")
         if node.value is not None and node.parent is not None and not node.parent.is_root and node.parent.value is None:
             raise IntegrityError(f"{_name(node)} is on the device, its parent isn't")
-        valued = sum(child.value is not None for child in node.children.values())
-        backed = sum(child.host is not None for child in node.children.values())
+        valued = backed = 0
+        for child in node.children.values():
+            valued += child.value is not None
+            backed += child.host is not None
         if (valued, backed) != (node.valued_children, node.backed_children):
             raise IntegrityError(f"{_name(node)} counts its children wrongly")
-        for value in (node.value, node.host.pages if node.host else None):
-            if value is not None and len(value) != node.pages:
-                raise IntegrityError(f"{_name(node)} covers {node.pages} pages and holds {len(value)}")
+        if node.value is not None and len(node.value) != node.pages:
+            raise IntegrityError(f"{_name(node)} covers {node.pages} pages and holds {len(node.value)}")
+        if node.host is not None and len(node.host.pages) != node.pages:
+            raise IntegrityError(f"{_name(node)} covers {node.pages} pages and holds {len(node.host.pages)} host pages")
     if sizes != {False: tree.evictable, True: tree.protected}:
         raise IntegrityError(f"evictable {tree.evictable} and protected {tree.protected} should be {sizes}")
     for name, heap, evictable in (
@@ -117,19 +133,19 @@ def _check_tree(tree: RadixTree) -> None:
         ("host", tree.host_leaves, host_evictable),
     ):
         listed = set(heap.nodes())
-        for node in tree.nodes():
-            if evictable(node) and node not in listed:
+        for node in nodes:
+            if not node.detached and evictable(node) and node not in listed:
                 raise IntegrityError(f"{_name(node)} is a {name} leaf that eviction can't see")
 
 
-def _check_locks(core: "Core") -> None:
+def _check_locks(core: "Core", nodes: list[Node]) -> None:
     tree = core.state.tree
     counts: Counter[Node] = Counter()
     for lock in tree.locks:
         if lock.node is None:
             raise IntegrityError("a released lock is still counted")
         counts.update(tree.upward(lock.node))
-    for node in {*_all_nodes(tree), *counts}:
+    for node in {*nodes, *counts}:
         if node.lock_ref != counts[node]:
             raise IntegrityError(f"{_name(node)} has lock_ref {node.lock_ref}, {counts[node]} locks hold it")
     held: set[Lock] = set()
@@ -148,6 +164,9 @@ def _check_requests(core: "Core") -> None:
     rows = [request.row for request in [*core.requests.running, *core.requests.draining]]
     if not core.state.device.dead and len({*rows, *core.requests.rows}) != len(rows) + len(core.requests.rows):
         raise IntegrityError(f"a row is used twice: {rows} are taken, {core.requests.rows} are free")
+    for request in core.requests.all.values():
+        if (request.fetch is not None) != (request.state in (RequestState.LOOKUP, RequestState.PREFETCHING)):
+            raise IntegrityError(f"{request!r} waits for {type(request.fetch).__name__}")
     for request in core.requests.running:
         shared = request.shared * core.state.settings.page_size
         ahead = max(0, request.in_flight - 1)  # steps that take the token of the step before
@@ -156,11 +175,6 @@ def _check_requests(core: "Core") -> None:
     for operation in core.state.operations.table.values():
         if isinstance(operation, Find | Prefetch) and operation.failed and operation.requests:
             raise IntegrityError(f"requests wait for operation {operation.op_id}, which has failed")
-
-
-def _all_nodes(tree: RadixTree) -> Iterator[Node]:
-    yield from tree.nodes()
-    yield from tree.detached
 
 
 def _name(node: Node) -> str:

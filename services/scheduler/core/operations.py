@@ -17,7 +17,7 @@ from shared.messages.common import Cancel, Message
 
 if TYPE_CHECKING:
     from services.scheduler.core.request import Request
-    from services.scheduler.core.tree import Lock
+    from services.scheduler.core.tree_holds import Lock
     from shared.messages.worker import Sampled
 
 
@@ -150,6 +150,8 @@ class Operations:
         self._on_failed = on_failed
         self._next_id = 1
         self._credits: dict[PeerKey, int] = {}
+        self._held: dict[PeerKey, int] = {}  # processes that have not acked their Fence: its op_id
+        self._silent: set[PeerKey] = set()  # lost ones: they have no use for messages
         self._backlog: dict[PeerKey, deque[tuple[Operation, Message]]] = {}
 
     def new_id(self) -> int:
@@ -157,10 +159,20 @@ class Operations:
         op_id, self._next_id = self._next_id, self._next_id + 1
         return op_id
 
+    def hold(self, peer: PeerKey, fence_id: int) -> None:
+        """A Fence is on its way: no earlier command may follow it, neither for the first time nor again."""
+        self._silent.discard(peer)
+        self._held[peer] = fence_id
+
     def grant(self, peer: PeerKey, credits: int) -> None:
-        """A process has said how many operations it takes at once."""
+        """A process has fenced; from now on it takes so many operations at once."""
+        self._held.pop(peer, None)
         self._credits[peer] = credits
-        self._backlog.setdefault(peer, deque())
+        self._send_backlog(peer)
+
+    def lost(self, peer: PeerKey) -> None:
+        """Nothing more is sent to the process until it says hello again."""
+        self._silent.add(peer)
 
     def start(self, operation: Operation, message: Message, peers: list[PeerKey]) -> None:
         """Send a command whose op_id is `new_id()`'s; an operation may be started again with its next command."""
@@ -188,7 +200,7 @@ class Operations:
         """Give an operation up; it stays in doubt until it settles. Calls `on_failed` once."""
         if not operation.failed:
             operation.failed = True
-            operation.deadline = float("inf")
+            operation.deadline = self.now + operation.timeout_s
             self._on_failed(operation)
 
     def withdraw(self, operation: Operation) -> bool:
@@ -200,11 +212,11 @@ class Operations:
     def cancel(self, operation: Operation) -> None:
         """Ask the peers to drop it; its own ack or Cancelled still comes."""
         if not operation.cancelled:
-            operation.cancelled = True
             self._send_cancel(operation)
 
     def _send_cancel(self, operation: Operation) -> None:
-        for peer in operation.waiting:
+        operation.cancelled = True
+        for peer in operation.waiting - self._silent:
             if not self._is_queued(peer, operation):
                 self._send(Send(peer, Cancel(self.new_id(), operation.op_id)))
 
@@ -227,6 +239,8 @@ class Operations:
         if below is None and segment_epoch is None:
             self._credits.pop(peer, None)
             self._backlog.pop(peer, None)
+            self._silent.discard(peer)
+            self._held.pop(peer, None)
         return settled
 
     def of_peer(self, peer: PeerKey) -> list[Operation]:
@@ -249,20 +263,22 @@ class Operations:
             operation.sends += 1
             if operation.sends > MAX_SENDS:
                 self.fail(operation)
-                operation.cancelled = True
             operation.deadline = self.now + operation.timeout_s
-            if operation.cancelled:
+            if operation.cancelled or operation.failed:
                 self._send_cancel(operation)
+                if operation.waiting <= self._silent:
+                    operation.deadline = float("inf")  # until they fence or exit
                 continue
             for peer in operation.waiting:
-                if operation.message is not None and not self._is_queued(peer, operation):
+                overtaken = operation.op_id < self._held.get(peer, 0)
+                if operation.message is not None and not overtaken and not self._is_queued(peer, operation):
                     self._send(Send(peer, operation.message))
 
     def _is_queued(self, peer: PeerKey, operation: Operation) -> bool:
         return any(waiting is operation for waiting, _ in self._backlog.get(peer, ()))
 
     def _spend(self, peer: PeerKey, operation: Operation, message: Message) -> None:
-        if isinstance(operation, UNCOUNTED) or self._credits.get(peer, 0) > 0:
+        if isinstance(operation, UNCOUNTED) or (peer not in self._held and self._credits.get(peer, 0) > 0):
             if not isinstance(operation, UNCOUNTED):
                 self._credits[peer] -= 1
             self._send(Send(peer, message))
@@ -272,12 +288,17 @@ class Operations:
     def _earn(self, peer: PeerKey, operation: Operation) -> None:
         if isinstance(operation, UNCOUNTED) or peer not in self._credits:
             return
-        backlog = self._backlog[peer]
+        backlog = self._backlog.setdefault(peer, deque())
         for position, (waiting, _) in enumerate(backlog):
             if waiting is operation:
                 del backlog[position]  # it never left; its credit was never spent
                 return
         self._credits[peer] += 1
+        if peer not in self._held:
+            self._send_backlog(peer)
+
+    def _send_backlog(self, peer: PeerKey) -> None:
+        backlog = self._backlog.setdefault(peer, deque())
         while backlog and self._credits[peer] > 0:
             waiting, message = backlog.popleft()
             self._credits[peer] -= 1

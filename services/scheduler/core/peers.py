@@ -82,6 +82,7 @@ class Peers:
         self._listener = listener
         self.workers: dict[int, WorkerPeer] = {}  # by rank
         self.storages: dict[str, StoragePeer] = {}  # by identity
+        self._fences: dict[PeerKey, Control] = {}  # on their way
 
     # --- arrivals -----------------------------------------------------------------------------------------------
 
@@ -96,11 +97,11 @@ class Peers:
             known.up, known.fenced = True, False
         else:
             if known is not None:
+                known.up = False
                 self._withdraw_group()
                 self._listener.worker_replaced(known.key)
             self.workers[hello.rank] = WorkerPeer(key, hello)
         self._withdraw_group()
-        self._state.operations.grant(key, hello.credits)
         self._state.send(key, Welcome("scheduler"))
         self._fence(key)
 
@@ -109,9 +110,7 @@ class Peers:
         if hello.geometry.tp_size != tp_size or not 0 <= hello.rank < tp_size:
             return f"rank {hello.rank} of {hello.geometry.tp_size} can't join a group of {tp_size}"
         if hello.geometry.page_size != page_size:
-            return (
-                f"page_size {hello.geometry.page_size} is not the scheduler's {page_size}: use one configuration"
-            )
+            return f"page_size {hello.geometry.page_size} is not the scheduler's {page_size}: use one configuration"
         for other in self.workers.values():
             if other.up and other.hello.rank != hello.rank and other.hello.model_fingerprint != hello.model_fingerprint:
                 return "its model or weights differ from the other ranks': give all ranks the same model folder"
@@ -125,22 +124,33 @@ class Peers:
             known.up, known.fenced = True, False
         else:
             if known is not None:
+                known.up = False
                 self._listener.storage_replaced(known.key)
             holders = {(PeerKey(each.identity, each.epoch), each.segment_epoch) for each in hello.holders}
             fenced = {worker.key for worker in self.workers.values() if worker.fenced}
             known = self.storages[key.identity] = StoragePeer(key, hello, holders=holders, fenced_holders=fenced)
             if known.writers and hello.segment is not None:  # they may yet fence
                 known.retry_at = self._state.now + FENCE_TIMEOUT_S
-        self._state.operations.grant(key, hello.credits)
         self._state.send(key, Welcome("scheduler"))
         self._fence(key)
 
     def _fence(self, key: PeerKey) -> None:
+        """Send a Fence, or repeat the one that is on its way: a process may say hello many times."""
+        known = self._fences.get(key)
+        if known is not None and known.message is not None and not known.failed:
+            self._state.send(key, known.message)
+            return
         op_id = self._state.operations.new_id()
         operation = Control(on_done=lambda message: self._fenced(key, message, op_id))
+        self._fences[key] = operation
+        self._state.operations.hold(key, op_id)
         self._state.operations.start(operation, Fence(op_id), [key])
 
     def _fenced(self, key: PeerKey, message: object, op_id: int) -> None:
+        fence = self._fences.get(key)
+        if fence is None or fence.op_id != op_id:
+            return  # a newer one is on its way
+        del self._fences[key]
         if isinstance(message, OperationFailed):
             if self._is_up(key):
                 self._fence(key)
@@ -149,10 +159,12 @@ class Peers:
         for worker in self.workers.values():
             if worker.key == key:
                 worker.fenced = True
+                self._state.operations.grant(key, worker.hello.credits)
         for storage in self.storages.values():
             storage.fenced_holders.add(key)
             if storage.key == key:
                 storage.fenced = True
+                self._state.operations.grant(key, storage.hello.credits)
         self.advance()
 
     def _is_up(self, key: PeerKey) -> bool:
@@ -176,6 +188,12 @@ class Peers:
         """A storage has seen that the process maps a segment no more."""
         for storage in self.storages.values():
             storage.holders.discard((key, segment_epoch))
+        for worker in self.workers.values():
+            if worker.key == key and segment_epoch in worker.mapped:  # it wasn't told to: its process has ended
+                worker.mapped.discard(segment_epoch)
+                worker.fenced = False
+                self._withdraw_group()
+                self._fence(key)
         self.advance()
 
     # --- towards a usable stack ---------------------------------------------------------------------------------
@@ -194,27 +212,32 @@ class Peers:
                 self._advance_storage(storage, group)
 
     def _advance_storage(self, storage: StoragePeer, group: list[WorkerPeer]) -> None:
-        hello = group[0].hello
-        if storage.segment is None:
-            offered = storage.hello.segment
-            usable = offered is not None and offered.model_fingerprint == hello.model_fingerprint
-            if usable and not storage.writers:
-                storage.segment = offered
-            else:
-                waits = self._state.now < storage.retry_at < float("inf")
-                self._drop_old(storage, group, offered.epoch if offered is not None and usable and waits else 0)
-                if not waits and not storage.opening:
-                    self._open(storage, hello, fresh=bool(storage.writers))
-                return
-        self._drop_old(storage, group, storage.segment.epoch)
+        segment = storage.segment or self._choose_segment(storage, group)
+        if segment is None:
+            return
+        storage.segment = segment
+        self._drop_old(storage, group, segment.epoch)
         if not storage.released:
-            self._release_all(storage, storage.segment)
+            self._release_all(storage, segment)
             return
         for worker in group:
-            if storage.segment.epoch not in worker.mapping | worker.mapped:
-                self._map(storage.segment, worker)
-        if all(storage.segment.epoch in worker.mapped for worker in group):
-            self._listener.pool_ready(storage.key, storage.hello, storage.segment)
+            if segment.epoch not in worker.mapping | worker.mapped:
+                self._map(segment, worker)
+        if all(segment.epoch in worker.mapped for worker in group):
+            self._listener.pool_ready(storage.key, storage.hello, segment)
+
+    def _choose_segment(self, storage: StoragePeer, group: list[WorkerPeer]) -> SegmentInfo | None:
+        """The one that the storage offers, once its writers have fenced; else ask for a new one."""
+        offered = storage.hello.segment
+        if offered is not None and offered.model_fingerprint != group[0].hello.model_fingerprint:
+            offered = None
+        if offered is not None and not storage.writers:
+            return offered
+        waits = self._state.now < storage.retry_at < float("inf")
+        self._drop_old(storage, group, offered.epoch if offered is not None and waits else 0)
+        if not waits and not storage.opening:
+            self._open(storage, group[0].hello, fresh=bool(storage.writers))
+        return None
 
     def _open(self, storage: StoragePeer, hello: WorkerHello, *, fresh: bool) -> None:
         def opened(message: object) -> None:
@@ -253,6 +276,9 @@ class Peers:
                 self._state.counters["map_failed"] += 1
             else:
                 worker.mapped.add(segment.epoch)
+                storage = self.storages.get(segment.storage_id)
+                if storage is not None:  # maybe a new process: then the segment is an old one's, to be dropped
+                    storage.holders.add((worker.key, segment.epoch))
                 self.advance()
 
         worker.mapping.add(segment.epoch)

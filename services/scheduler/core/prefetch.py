@@ -233,7 +233,7 @@ class Prefetcher:
             if isinstance(operation, Prefetch):
                 self._take(operation)
                 self._state.operations.cancel(operation)
-                self.end(operation)
+                self.end(operation, request)
             else:
                 self._stop_waiting(request, operation)
         request.state, request.state_deadline = RequestState.READY, float("inf")
@@ -250,17 +250,17 @@ class Prefetcher:
             if isinstance(operation, Prefetch):
                 self.end(operation)
 
-    def end(self, operation: Find | Prefetch) -> None:
-        """No request waits for it any more: the first goes on, the others look again."""
+    def end(self, operation: Find | Prefetch, goes_on: Request | None = None) -> None:
+        """No request waits for it any more: one, the first if not said otherwise, goes on; the others look again."""
         self._forget(operation)
         if operation.lock is not None:
             lock, operation.lock = operation.lock, None
             self._state.unlock(lock)
         requests, operation.requests = operation.requests, []
-        for position, request in enumerate(requests):
+        for request in requests:
             request.fetch = None
             request.state, request.state_deadline = RequestState.READY, float("inf")
-            if position:
+            if request is not (goes_on or requests[0]):
                 self.consider(request)
 
     def _stop_waiting(self, request: Request, operation: Find | Prefetch) -> None:

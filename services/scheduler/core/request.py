@@ -9,7 +9,7 @@ from services.scheduler.core.events import PeerKey
 from services.scheduler.core.node import Node
 from services.scheduler.core.operations import Find, Load, Prefetch
 from services.scheduler.core.pages import NO_PAGES, HostPool, Pages
-from services.scheduler.core.tree import Lock
+from services.scheduler.core.tree_holds import Lock
 from shared.messages.gateway import Submit, Usage
 
 
@@ -93,6 +93,11 @@ class Request:
     def length(self) -> int:
         """Known tokens."""
         return len(self.tokens) // 4
+
+    def history(self, end: int) -> bytes:
+        """The tokens before `end` that its guide looks back at, packed int32: the worker remembers none."""
+        guide = self.sampling.guide
+        return b"" if guide is None else bytes(self.tokens[4 * guide.looks_from : 4 * end])
 
     @property
     def order(self) -> tuple[int, int]:

@@ -7,7 +7,8 @@ from services.scheduler.core.node import Node
 from services.scheduler.core.operations import Operation, Operations
 from services.scheduler.core.pages import PagePool
 from services.scheduler.core.settings import CoreSettings
-from services.scheduler.core.tree import Lock, RadixTree
+from services.scheduler.core.tree import RadixTree
+from services.scheduler.core.tree_holds import Lock
 from shared.messages.common import Message
 
 

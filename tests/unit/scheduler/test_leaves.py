@@ -65,7 +65,9 @@ def test_the_heap_stays_bounded_when_leaves_come_and_go() -> None:
     assert len(heap._heap) < 300
 
 
-@given(st.lists(st.tuples(st.sampled_from(["offer", "touch", "discard", "flip", "pop"]), st.integers(0, 5)), max_size=60))
+@given(
+    st.lists(st.tuples(st.sampled_from(["offer", "touch", "discard", "flip", "pop"]), st.integers(0, 5)), max_size=60)
+)
 def test_it_behaves_like_a_sorted_list(actions: list[tuple[str, int]]) -> None:
     heap, leaves, model, clock = _heap(), [_leaf(at) for at in range(6)], set[int](), 10
     for action, number in actions:

@@ -1,4 +1,4 @@
-"""The core is pure: no socket, clock, thread, file, torch or asyncio, in its modules and in what they import of ours."""
+"""The core is pure: no socket, clock, thread, file, torch or asyncio, in its modules and in ours that they import."""
 
 import ast
 import subprocess

@@ -79,7 +79,9 @@ def test_locked_pages_of_a_removed_node_come_back_with_its_last_lock() -> None:
     assert (tree.evictable, tree.protected, tree.detached) == (0, 0, set())
 
 
-TOKENS = st.lists(st.integers(1, 2), min_size=SIZE, max_size=5 * SIZE).map(lambda tokens: tokens[: len(tokens) // SIZE * SIZE])
+TOKENS = st.lists(st.integers(1, 2), min_size=SIZE, max_size=5 * SIZE).map(
+    lambda tokens: tokens[: len(tokens) // SIZE * SIZE]
+)
 
 
 class TreeMachine(RuleBasedStateMachine):
