@@ -1,11 +1,12 @@
 """The configuration: one TOML file decoded into these structs. Unknown keys and bad values are refused by name.
 
-`docs/operations.md` lists every key; a key can also be set with `--set section.key=value`.
+`docs/operations.md` lists every key. A key can also be set by an environment variable, KVTIDE_CACHE_PAGE_SIZE=32, and
+with `--set cache.page_size=32`: the file gives way to the environment, the environment to `--set`.
 """
 
 import os
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,11 +16,17 @@ from msgspec import Meta
 from shared.errors import ConfigError
 
 GIB = 2**30
+VARIABLE_PREFIX = "KVTIDE_"  # of the environment variables that set keys
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
+
+
+Backend = Literal["hash_file", "file", "memory", "lmcache", "mooncake", "dynamic", "none"]
+ADDRESS = r"^([^\s:/]+:[0-9]{1,5})?$"
+IMPORT_PATH = r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$"
 
 
 class _Section(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -50,12 +57,16 @@ class Cache(_Section):
     page_size: Annotated[int, Meta(ge=1, le=1024)] = 64  # tokens, a power of two
     device_tokens: PositiveInt = 16384  # tokens in the device pool (L1)
     host_bytes: Count = 2 * GIB  # bytes of the host pool (L2) of each storage; 0 = no host tier, hence no L3
-    write_policy: Literal["write_through", "write_through_selective"] = "write_through"  # back a node up at its first or second use
+    write_policy: Literal["write_through", "write_through_selective"] = (
+        "write_through"  # back a node up at its first or second use
+    )
     eviction: Literal["lru", "priority"] = "lru"  # what leaves the device first
     load_back_threshold: Count = 10  # tokens; a shorter host hit is recomputed
     prefetch: bool = True  # ask L3 when a request arrives
     prefetch_threshold: Count = 256  # tokens; a shorter L3 hit is recomputed
-    prefetch_policy: Literal["best_effort", "wait_complete", "timeout"] = "timeout"  # when a request stops waiting for L3
+    prefetch_policy: Literal["best_effort", "wait_complete", "timeout"] = (
+        "timeout"  # when a request stops waiting for L3
+    )
     checksums: bool = True  # False only to show what the oracle catches without them
 
 
@@ -79,11 +90,17 @@ class Storage(_Section):
     """Storage services."""
 
     segment_folder: str = "/dev/shm"  # host-pool segments; must be memory
-    backend: Literal["hash_file", "none"] = "hash_file"  # the L3 store
+    backend: Backend = "hash_file"  # the L3 store, see backends.md
     folder: str = ""  # page files (L3); empty = "l3" in the cache folder
-    quota_bytes: PositiveInt = 10 * GIB  # bytes of page files
+    quota_bytes: PositiveInt = 10 * GIB  # bytes of pages that `hash_file`, `file` and `memory` keep
     free_floor_bytes: Count = GIB  # bytes that stay free on the file system
-    io_threads: PositiveInt = 2  # page files read or written at once
+    io_threads: PositiveInt = 2  # pages read or written at once
+    address: Annotated[str, Meta(pattern=ADDRESS)] = (
+        ""  # host:port of the `lmcache` server or the `mooncake` master; empty = their usual ports on 127.0.0.1
+    )
+    dynamic_class: Annotated[str, Meta(pattern=IMPORT_PATH)] = ""  # module:Class of the `dynamic` store
+    options: dict[str, Any] = {}  # what the `dynamic` class or `mooncake` takes besides
+    timeout_s: Seconds = 2.0  # longest call of a store; three failures in a row detach it for a while
 
 
 class Gateway(_Section):
@@ -131,9 +148,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvtide"
 
 
-def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> Config:
-    """Read a TOML file (or start from the defaults) and apply overrides such as "cache.page_size=32".
+def load_config(
+    path: Path | None = None, overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None
+) -> Config:
+    """Read a TOML file (or start from the defaults), then apply the environment, then overrides.
 
+    overrides: such as "cache.page_size=32". environment: os.environ unless given; KVTIDE_<SECTION>_<KEY> counts.
     Raises ConfigError naming the key and what is allowed.
     """
     data: dict[str, Any] = {}
@@ -144,9 +164,29 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> Conf
             raise ConfigError(f"can't read the configuration {path}: {error.strerror}; check the path") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not TOML: {error}") from None
+    for name, text in sorted((os.environ if environment is None else environment).items()):
+        _apply_variable(data, name, text)
     for override in overrides:
         _apply(data, override)
     return _convert(data)
+
+
+def environment_variable(section: str, key: str) -> str:
+    """The name of the variable that sets a key."""
+    return f"{VARIABLE_PREFIX}{section}_{key}".upper()
+
+
+def _apply_variable(data: dict[str, Any], variable: str, text: str) -> None:
+    for section in Config.__struct_fields__:
+        start = environment_variable(section, "")
+        if not variable.startswith(start):
+            continue
+        key = variable.removeprefix(start).lower()
+        known = type(getattr(Config(), section)).__struct_fields__
+        if key not in known:
+            names = ", ".join(environment_variable(section, each) for each in known)
+            raise ConfigError(f"the environment variable {variable} names no key; those of [{section}] are {names}")
+        _apply(data, f"{section}.{key}={text}")
 
 
 def _apply(data: dict[str, Any], override: str) -> None:
@@ -181,7 +221,20 @@ def _convert(data: dict[str, Any]) -> Config:
     size = config.cache.page_size
     if size & (size - 1):
         raise ConfigError(f"bad value for cache.page_size: {size} is not a power of two")
+    _check_storage(config.storage)
     return config
+
+
+def _check_storage(storage: Storage) -> None:
+    backend = storage.backend
+    if backend == "dynamic" and not storage.dynamic_class:
+        raise ConfigError('storage.backend "dynamic" needs storage.dynamic_class, such as "mypackage.store:MyStore"')
+    if storage.dynamic_class and backend != "dynamic":
+        raise ConfigError(f'storage.dynamic_class is for storage.backend "dynamic", which is "{backend}"')
+    if storage.options and backend not in ("dynamic", "mooncake"):
+        raise ConfigError(f'storage.options is for the backends "dynamic" and "mooncake", not for "{backend}"')
+    if storage.address and backend not in ("lmcache", "mooncake"):
+        raise ConfigError(f'storage.address is for the backends "lmcache" and "mooncake", not for "{backend}"')
 
 
 def encode_config(config: Config) -> str:

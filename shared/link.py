@@ -150,9 +150,8 @@ class SchedulerLink:
             return
         self._heard_s = self._clock()
         if isinstance(message, Heartbeat):
+            # Heard again with the same epoch while not up: the scheduler may have given us up, and `_beat` greets it
+            # anew. Not here: after a long stop there is a heartbeat in the queue for each second of it.
             self._interval_s = message.interval_s
-            if not self._up:
-                # Heard again with the same epoch: the scheduler may have given us up, so greet it anew.
-                self._dealer.send(encode(self.epoch, 0, self._owner.hello()))
             return
         self._owner.on_message(message)

@@ -46,6 +46,10 @@ class OpLog:
             oldest, _ = self._results.popitem(last=False)
             self._floor = max(self._floor, oldest)
 
+    def fence(self, op_id: int) -> None:
+        """Commands older than a fence that come after it are stale."""
+        self._floor = max(self._floor, op_id - 1)
+
     def result(self, op_id: int) -> Message | None:
         """The kept answer, None while it runs."""
         return self._results.get(op_id)

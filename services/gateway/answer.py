@@ -43,7 +43,7 @@ class Answer:
                 return None
             ticket, event = got
             piece = self._take(ticket, event)
-            if piece is not None and (piece.text or piece.finish_reason):
+            if piece is not None and (piece.text or piece.calls or piece.finish_reason):
                 ticket.shown = self._job.stream
                 return Growth(ticket.choice, piece)
 

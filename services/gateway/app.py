@@ -15,11 +15,14 @@ from services.gateway.chat import Chat
 from services.gateway.completions import Completions
 from services.gateway.errors import ApiError
 from services.gateway.generate import Generate
+from services.gateway.grammar import GrammarChecker
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.model import Model
+from services.gateway.openapi import OpenApi
 from services.gateway.probes import Probes
 from services.gateway.records import Records
 from services.gateway.scheduler_client import SchedulerClient
+from services.gateway.token_routes import JsonRoute, TokenRoutes
 
 OPEN_PATHS = ("/health", "/metrics")  # for probes, which have no key
 
@@ -28,6 +31,8 @@ def build_app(
     model: Model, client: SchedulerClient, records: Records, metrics: GatewayMetrics, keys: tuple[str, ...]
 ) -> Starlette:
     """The ASGI application."""
+    chat = Chat(model, GrammarChecker(model))
+    tokens = TokenRoutes(model)
     probes = Probes(model, client, records, metrics)
     routes: list[BaseRoute] = [
         Route("/health", probes.health),
@@ -36,7 +41,10 @@ def build_app(
         Route("/v1/models", probes.models),
         Route("/v1/models/{model:path}", probes.model),
         Route("/v1/completions", Generate(Completions(model), model, client, records), methods=["POST"]),
-        Route("/v1/chat/completions", Generate(Chat(model), model, client, records), methods=["POST"]),
+        Route("/v1/chat/completions", Generate(chat, model, client, records), methods=["POST"]),
+        Route("/tokenize", JsonRoute(tokens.tokenize), methods=["POST"]),
+        Route("/detokenize", JsonRoute(tokens.detokenize), methods=["POST"]),
+        Route("/openapi.json", OpenApi(model, bool(keys)).page),
     ]
     app = Starlette(
         routes=routes,
@@ -94,11 +102,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         response = ApiError(405, f"{path} does not take {method}: use {allowed}", code="method_not_allowed").response()
         response.headers["Allow"] = allowed
         return response
-    text = (
-        f"there is no {path}: see /v1/models, /v1/completions, /v1/chat/completions"
-        if (error.status_code == 404)
-        else error.detail
-    )
+    text = f"there is no {path}: /openapi.json lists what there is" if (error.status_code == 404) else error.detail
     return ApiError(error.status_code, text, code="unknown_route").response()
 
 

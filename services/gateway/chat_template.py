@@ -5,9 +5,11 @@ import json
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.gateway.errors import ApiError
+from services.gateway.tool_calls import HERMES, LLAMA, MISTRAL, MISTRAL_MARK, Notation
 from shared.errors import ModelError
 
 
@@ -25,17 +27,29 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         try:
             self._template = environment.from_string(source)
+            self.takes_tools = "tools" in find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             raise ModelError(f"the model's chat template is broken: {error}; repair its chat_template") from None
 
-    def render(self, messages: list[dict[str, str]]) -> str:
+        self.notation = _notation(source) if self.takes_tools else HERMES
+
+    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
         """The prompt. Raises ApiError 422 when the template refuses the messages."""
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+            return self._template.render(
+                messages=messages, tools=tools or None, add_generation_prompt=True, **self._special_tokens
+            )
         except (TemplateError, TypeError) as error:
             raise ApiError(
                 422, f"the model's chat template refuses these messages: {error}", param="messages", code="template"
             ) from None
+
+
+def _notation(source: str) -> Notation:
+    """How a model whose template takes tools writes its calls."""
+    if HERMES.begin in source:
+        return HERMES
+    return MISTRAL if MISTRAL_MARK in source else LLAMA
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

@@ -7,16 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from services.gateway.errors import ApiError, invalid
+from services.gateway.guides import GuideParts, guide_parts
 from services.gateway.limits import MAX_CHOICES, MAX_STOP_CHARS, MAX_STOPS, THREAD_CHARS
 from services.gateway.model import OPENAI_TEMPERATURE, Model
 from services.gateway.requests import GenerateRequest
+from services.gateway.tools import CallRules
 from shared.messages.gateway import Namespace, Submit
 from shared.messages.worker import Sampling
 from shared.packed import pack
 
 T = TypeVar("T")
 
+UNLIMITED = 0  # max_tokens in Submit: the scheduler knows whether context or device pool ends first
 SEED_MASK = 2**63 - 1  # seeds are sent as non-negative 64-bit integers
 
 
@@ -28,9 +33,11 @@ class Job:
     created: int  # s since 1970
     model: str
     prompts: list[list[int]]
-    max_tokens: list[int]  # for each prompt
+    max_tokens: list[int]  # for each prompt; UNLIMITED = all that fit
     n: int
-    sampling: Sampling  # of choice 0
+    sampling: Sampling  # of choice 0, without its guide
+    guide: GuideParts
+    calls: CallRules | None  # None = the answer is text and nothing else
     logprobs: int | None  # how many top log-probabilities are shown; None = no log-probabilities at all
     stops: list[str]
     stop_token_ids: list[int]
@@ -48,13 +55,13 @@ class Job:
     def submit(self, choice: int, request_id: str, timeout_s: float) -> Submit:
         """The message for one choice."""
         prompt, sample = divmod(choice, self.n)
-        s = self.sampling
+        tokens = self.prompts[prompt]
         return Submit(
             request_id=request_id,
-            tokens=pack(self.prompts[prompt]),
+            tokens=pack(tokens),
             max_tokens=self.max_tokens[prompt],
             stop_token_ids=self.stop_token_ids,
-            sampling=Sampling(s.temperature, s.top_p, s.top_k, s.min_p, s.seed, sample, s.logprobs),
+            sampling=replace(self.sampling, choice=sample, guide=self.guide.guide(len(tokens))),
             namespace=self.namespace,
             priority=self.priority,
             timeout_s=timeout_s,
@@ -69,8 +76,11 @@ def make_job(
     prefix: str,
     logprobs: int | None,
     max_tokens: int | None,
+    grammar: str = "",
+    calls: CallRules | None = None,
 ) -> Job:
-    """Check a request against the model. `prefix` begins its id; `max_tokens` None = up to the context.
+    """Check a request against the model. `prefix` begins its id; `max_tokens` None = all that fit; `grammar` and
+    `calls`: what the answer must and may look like.
 
     Raises ApiError 400 naming the parameter, 404 for another model.
     """
@@ -86,6 +96,8 @@ def make_job(
         max_tokens=[_room(len(prompt), max_tokens, model.context) for prompt in prompts],
         n=request.n,
         sampling=_sampling(request, model, logprobs or 0),
+        guide=guide_parts(request, model, grammar),
+        calls=calls,
         logprobs=logprobs,
         stops=_stops(request.stop),
         stop_token_ids=[] if request.ignore_eos else model.stop_token_ids,
@@ -109,12 +121,12 @@ def unknown_model(asked: str, served: str) -> ApiError:
     return ApiError(404, message, param="model", code="model_not_found")
 
 
-def check_tokens(tokens: Sequence[object], model: Model) -> list[int]:
-    """A prompt given as token ids. Raises ApiError 400 for what is no token of the model."""
+def check_tokens(tokens: Sequence[object], model: Model, param: str = "prompt") -> list[int]:
+    """A text given as token ids. Raises ApiError 400 for what is no token of the model."""
     for token in tokens:
         if type(token) is not int or not 0 <= token < model.vocab_size:
             raise invalid(
-                f"{token!r} in the prompt is no token id: those are integers from 0 to {model.vocab_size - 1}", "prompt"
+                f"{token!r} in {param} is no token id: those are integers from 0 to {model.vocab_size - 1}", param
             )
     return list(tokens)  # type: ignore[arg-type]
 
@@ -139,7 +151,7 @@ def _room(prompt: int, max_tokens: int | None, context: int) -> int:
             "context_length_exceeded",
         )
     if max_tokens is None:
-        return context - prompt
+        return UNLIMITED
     if prompt + max_tokens > context:
         raise invalid(
             f"the prompt's {prompt} tokens and max_tokens={max_tokens} are {prompt + max_tokens} tokens, the model's "

@@ -9,6 +9,12 @@ MAX_STOPS = 4  # OpenAI's limit
 MAX_STOP_CHARS = 512  # the text held back in a stream is at most one stop string
 MAX_LOGPROBS = 5  # completions: OpenAI's limit
 MAX_TOP_LOGPROBS = 20  # chat: OpenAI's limit
+MAX_BIASES = 1024  # entries of logit_bias: they travel with every step; OpenAI takes about 300
+MAX_TOOLS = 128  # OpenAI's limit
+MAX_TOOL_CALLS = 8  # calls of one forced answer: a small model would go on until its tokens are spent
+MAX_SCHEMA_BYTES = 32 * 1024  # all JSON schemas of a request: compiled in about 0.1 s; they travel with every step
+MAX_SCHEMA_DEPTH = 64  # brackets within brackets: half of what the compiler takes
+MAX_GRAMMARS = 64  # grammars known to be good; each is at most MAX_SCHEMA_BYTES and a little
 MAX_SALT_CHARS = 256  # a cache salt is hashed into every page of its tenant: a name, not a document
 DEFAULT_MAX_TOKENS = 16  # completions without max_tokens: OpenAI's default
 

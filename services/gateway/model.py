@@ -47,6 +47,7 @@ class Defaults(msgspec.Struct, frozen=True):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
     eos_token_id: int | list[int] | None = None
 
 
@@ -57,7 +58,7 @@ class Model:
         """Raises ModelError naming the file that is missing or can't be read, and what to do."""
         if not config.model.path:
             raise ModelError("no model is configured: set model.path to a Hugging Face folder")
-        folder = Path(config.model.path)
+        self.folder = folder = Path(config.model.path)
         about = _read(folder / "config.json", _ConfigFile)
         text = about if about.max_position_embeddings or about.text_config is None else about.text_config
         own_context = text.max_position_embeddings
@@ -67,21 +68,40 @@ class Model:
         self.context = min(filter(None, (own_context, config.model.max_context)))  # tokens
         self.defaults = _read(folder / "generation_config.json", Defaults, optional=True)
         self.stop_token_ids = _ids(self.defaults.eos_token_id) or _ids(text.eos_token_id) or _ids(about.eos_token_id)
-        try:
-            self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        except Exception as error:  # tokenizers raises nothing more precise
-            raise ModelError(f"can't read {folder}/tokenizer.json: {error}; check model.path") from None
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
+        self.tokenizer = _tokenizer(folder / "tokenizer.json", text.vocab_size)
         self.vocab_size = text.vocab_size or self.tokenizer.get_vocab_size()
         self.vocabulary = Vocabulary(self.tokenizer, folder / "tokenizer.json")
         self.chat_template = _chat_template(folder)
 
 
+def _tokenizer(file: Path, vocab_size: int) -> Tokenizer:
+    if not file.is_file():
+        raise ModelError(
+            f"{file} is missing: copy it from the model's page, or let transformers make it from tokenizer.model with "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises nothing more precise
+        raise ModelError(f"can't read {file}: {error}; download it again") from None
+    last = max(tokenizer.get_vocab().values(), default=0)
+    if vocab_size and last >= vocab_size:
+        raise ModelError(
+            f"{file} has token ids up to {last}, the model in config.json knows {vocab_size} (vocab_size): they are of "
+            "different models, or a token was added to one of them; download both again"
+        )
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
 def _chat_template(folder: Path) -> ChatTemplate | None:
     about = _read(folder / "tokenizer_config.json", _TokenizerConfig, optional=True)
     file = folder / "chat_template.jinja"
-    source = file.read_text(encoding="utf-8") if file.is_file() else about.chat_template
+    try:
+        source = file.read_text(encoding="utf-8") if file.is_file() else about.chat_template
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"can't read {file}: {error}; download it again") from None
     if isinstance(source, list):
         source = next((named.template for named in source if named.name == "default"), None)
     if source is None:

@@ -25,12 +25,9 @@ IGNORED = {
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
     "modalities": (["text"],),
-    "presence_penalty": (0,),
     "response_format": ({"type": "text"},),
     "store": (False,),
     "suffix": ("",),
@@ -45,8 +42,8 @@ def decode(body: bytes, kind: type[T]) -> T:
     A parameter that is null counts as not given.
     """
     try:
-        data = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        data = _whole_numbers(msgspec.json.decode(body))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(f"the body is not JSON: {error}; send a JSON object", None, "invalid_json") from None
     if not isinstance(data, dict):
         raise invalid('the body must be a JSON object such as {"model": ...}', None, "invalid_json")
@@ -56,10 +53,12 @@ def decode(body: bytes, kind: type[T]) -> T:
 def _known(data: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
     known: dict[str, Any] = {}
     for name, value in data.items():
-        if value is None or name in IGNORED:
+        if value is None:
             continue
         if name in kind.__struct_fields__:
-            known[name] = [_given(item) for item in value] if isinstance(value, list) else _given(value)
+            known[name] = [_given(item) for item in value] if name == "messages" and isinstance(value, list) else value
+        elif name in IGNORED:
+            continue
         elif name not in NEUTRAL:
             raise invalid(f"unknown parameter {name!r}: remove it", name, "unknown_parameter")
         elif value not in NEUTRAL[name]:
@@ -69,7 +68,17 @@ def _known(data: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _given(value: Any) -> Any:
+    """A message without its nulls: clients send an answer's message back with all that it could have had."""
     return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
+def _whole_numbers(value: Any) -> Any:
+    """To JSON 1.0 is an integer; to Python it isn't."""
+    if isinstance(value, list):
+        return [_whole_numbers(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _whole_numbers(item) for name, item in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _convert(data: dict[str, Any], kind: type[T]) -> T:
@@ -77,7 +86,7 @@ def _convert(data: dict[str, Any], kind: type[T]) -> T:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         detail, _, where = str(error).partition(" - at `$")
-        param = where.strip("`.") or None
+        param = where.strip("`.").removesuffix("[...]") or None
         if missing := re.search(r"(?:required|unknown) field `(\w+)`", detail):
             param = ".".join(filter(None, (param, missing.group(1))))
         raise invalid(f"bad value for {param or 'the body'}: {detail}", param, "invalid_value") from None

@@ -175,6 +175,7 @@ class Worker:
 
     def _fence(self, op_id: int) -> None:
         self._stop(list(self._live))
+        self._log.fence(op_id)
         self._answer_after(Barrier(op_id, self._epoch, set(self._live), lambda: Fenced(op_id, RANK)))
 
     def _cancel(self, target: int) -> None:

@@ -24,6 +24,7 @@ from shared.messages.worker import WorkerHello
 from shared.transport import Counters, Decoder, Router, decode_envelope, encode
 
 FIRST_INTERVAL_S = 5.0  # what a peer may take until its first heartbeat
+PAUSE_S = 1.0  # a beat that is later than this: the scheduler itself did not run
 FORGET_PEER_S = 600.0  # a lost peer's name is kept in the status this long
 
 log = logging.getLogger("kvtide.scheduler")
@@ -164,8 +165,14 @@ class SchedulerService:
             self.counters["unreachable"] += 1
 
     async def _beat(self) -> None:
+        due_s = time.monotonic()
         while True:
             now = time.monotonic()
+            if now - due_s > PAUSE_S:
+                # This process was stopped, not its peers: what they have sent meanwhile is still to be read.
+                log.warning("paused seconds=%.1f", now - due_s)
+                for record in self._peers.values():
+                    record.heard_s += now - due_s
             for record in list(self._peers.values()):
                 silent_s = now - record.heard_s
                 if record.up and silent_s > MISSED_BEATS * record.interval_s:
@@ -180,6 +187,7 @@ class SchedulerService:
             self._wake.clear()
             due = [r.heard_s + MISSED_BEATS * r.interval_s - now for r in self._peers.values() if r.up]
             wait_s = max(0.05, min([self._interval_s, *due]))
+            due_s = now + wait_s
             try:
                 await asyncio.wait_for(self._wake.wait(), wait_s)
             except TimeoutError:

@@ -7,11 +7,12 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from services.storage.backend import Backend, BatchRead, ModelPages, StoreLostError
 from services.storage.none_backend import NoPages
+from shared.errors import StorageError
 from shared.geometry import PageGeometry
 from shared.messages.storage import BackendInfo
 from shared.segments import Checksums
@@ -20,6 +21,8 @@ FAILURES_IN_A_ROW = 3  # a lost packet or one slow read is no reason; three dead
 FIRST_BACK_OFF_S = 1.0  # a restarted server is back at the first or second REFRESH_S
 LONGEST_BACK_OFF_S = 60.0  # a store that is repaired after hours is used again within a minute
 OVERDUE = 2  # a batch takes a few calls of the store: beyond this many deadlines it hangs
+
+T = TypeVar("T")
 
 log = logging.getLogger("kvtide.storage")
 
@@ -42,19 +45,22 @@ class Breaker:
         """True when a detached store may be tried again."""
         return not self.attached and self._clock() >= self._retry_s
 
-    @contextmanager
-    def watch(self) -> Iterator["Attempt"]:
-        """Around one batch: it failed if it raises StoreLostError, says so, or is overdue. Swallows that error."""
-        attempt = Attempt()
-        timer = asyncio.get_running_loop().call_later(self._limit_s, self._overdue, attempt)
+    async def guard(self, work: Awaitable[T], otherwise: T, failure_of: Callable[[T], str] = lambda result: "") -> T:
+        """Await one batch. It failed if it raises StorageError, when `otherwise` is the result, or if `failure_of`
+        its result says why; and at the moment when it is overdue, whatever becomes of it.
+        """
+        overdue = asyncio.Event()
+        timer = asyncio.get_running_loop().call_later(self._limit_s, self._overdue, overdue)
         try:
-            yield attempt
-        except StoreLostError as error:
-            attempt.failed = str(error)
+            result = await work
+            failure = failure_of(result)
+        except StorageError as error:
+            result, failure = otherwise, str(error)
         finally:
             timer.cancel()
-        if not attempt.overdue:
-            self.note(attempt.failed)
+        if not overdue.is_set():
+            self.note(failure)
+        return result
 
     def note(self, failure: str) -> None:
         """A batch ended; `failure` says why it failed, empty = it didn't. A detached store that answers stays so."""
@@ -80,17 +86,9 @@ class Breaker:
         self.attached, self._in_a_row = True, FAILURES_IN_A_ROW - 1
         log.info("l3_attached")
 
-    def _overdue(self, attempt: "Attempt") -> None:
-        attempt.overdue = True
+    def _overdue(self, overdue: asyncio.Event) -> None:
+        overdue.set()
         self.note(f"a batch takes longer than {self._limit_s} s")
-
-
-class Attempt:
-    """One batch."""
-
-    def __init__(self) -> None:
-        self.failed = ""  # why
-        self.overdue = False
 
 
 class BreakerBackend(Backend):
@@ -155,19 +153,13 @@ class BreakerPages(ModelPages):
         self._none = NoPages()
 
     async def batch_exists(self, digests: Sequence[bytes]) -> int:
-        with self._breaker.watch():
-            return await self._pages().batch_exists(digests)
-        return 0
+        return await self._breaker.guard(self._pages().batch_exists(digests), 0)
 
     async def batch_get(
         self, digests: Sequence[bytes], buffers: Sequence[memoryview], stop: threading.Event
     ) -> BatchRead:
-        with self._breaker.watch() as attempt:
-            read = await self._pages().batch_get(digests, buffers, stop)
-            if read.failed and not any(each is not None for each in read.checksums):
-                attempt.failed = f"{read.failed} pages couldn't be read"
-            return read
-        return await self._none.batch_get(digests, buffers, stop)
+        misses = BatchRead([None] * len(digests), 0, len(digests))
+        return await self._breaker.guard(self._pages().batch_get(digests, buffers, stop), misses, _why_failed)
 
     async def batch_set(
         self,
@@ -176,17 +168,21 @@ class BreakerPages(ModelPages):
         checksums: Sequence[Checksums],
         stop: threading.Event,
     ) -> list[bool]:
-        with self._breaker.watch():
-            return await self._pages().batch_set(digests, buffers, checksums, stop)
-        return await self._none.batch_set(digests, buffers, checksums, stop)
+        stored = self._pages().batch_set(digests, buffers, checksums, stop)
+        return await self._breaker.guard(stored, [False] * len(digests))
 
     async def remove(self, digests: Sequence[bytes]) -> int:
-        with self._breaker.watch():
-            return await self._pages().remove(digests)
-        return 0
+        return await self._breaker.guard(self._pages().remove(digests), 0)
 
     def _pages(self) -> ModelPages:
         if self._breaker.attached:
             return self._inner
         self._breaker.refused += 1
         return self._none
+
+
+def _why_failed(read: BatchRead) -> str:
+    """A batch failed when pages couldn't be read and none was: one bad sector says nothing of the store."""
+    if read.failed and all(each is None for each in read.checksums):
+        return f"{read.failed} pages couldn't be read"
+    return ""

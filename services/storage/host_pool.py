@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from shared.segments import OwnedSegment, create_segment
 
 UNMAP_WAIT_S = 2.0  # a worker that got DropSegment unmaps within milliseconds; a dead one's lock is free at once
 UNMAP_POLL_S = 0.05
+MAX_REPORTED = 64  # exits told again after a fence: more than the workers that a stack loses within a minute
 
 log = logging.getLogger("kvtide.storage")
 
@@ -28,6 +30,7 @@ class HostPool:
         self.current: OwnedSegment | None = None
         self.budget = budget
         self.exited: list[Holder] = []  # processes that ended and of which the scheduler hasn't heard
+        self.reported: deque[Holder] = deque(maxlen=MAX_REPORTED)  # of which it was told; the message may be lost
         self._folder = folder
         self._storage_id = storage_id
         self._stack = stack_name
@@ -114,6 +117,11 @@ class HostPool:
                 segment.close()
         self._replaced = [segment for segment in self._replaced if segment.epoch in epochs]
         return held
+
+    def report_again(self) -> None:
+        """A scheduler has fenced: what it was told over a dying link may never have come."""
+        self.exited = [holder for holder in self.reported if holder not in self._held] + self.exited
+        self.reported.clear()
 
     def close(self) -> None:
         """Unlink every segment; workers keep what they have mapped."""

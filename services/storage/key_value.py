@@ -28,6 +28,9 @@ class KeyValueStore(ABC):
     async def start(self) -> None:  # noqa: B027 (nothing to do is a good default)
         """Reach the store. Called again after failures; raises StoreLostError when it isn't there now."""
 
+    def expect(self, model: str, size: int) -> None:  # noqa: B027
+        """Keys that begin with `model` will have values of `size` bytes."""
+
     @abstractmethod
     async def exists(self, keys: Sequence[str]) -> int:
         """Number of leading keys that it has."""
@@ -47,9 +50,6 @@ class KeyValueStore(ABC):
     @abstractmethod
     async def clear(self) -> None:
         """Forget every key."""
-
-    def release(self, values: Sequence[Value | None]) -> None:  # noqa: B027
-        """What `get` returned isn't read any more."""
 
     def stats(self) -> dict[str, float]:
         """Numbers for status and metrics, named l3_*."""

@@ -94,12 +94,18 @@ class Operations:
             self._send(message)
 
     def cancel(self, op_id: int) -> None:
-        """Stop a running transfer of the current scheduler; nothing happens to any other command."""
-        self._stop(lambda each: each.op_id == op_id and each.scheduler_epoch == self._scheduler_epoch)
+        """Stop a running transfer. A target that isn't known (lost, or overtaken by this) is answered Cancelled, one
+        that has been answered is answered again; any other command ends by itself.
+        """
+        if self.begin(op_id):
+            self._answer(self._scheduler_epoch, op_id, Cancelled(op_id, RANK, b""))
+        else:
+            self._stop(lambda each: each.op_id == op_id and each.scheduler_epoch == self._scheduler_epoch)
 
     def fence(self, op_id: int) -> None:
         """Stop every transfer from before this command, and answer it once none touches a page."""
         epoch = self._scheduler_epoch
+        self._log.fence(op_id)
 
         async def work() -> Message:
             await self.quiesce(lambda each: each.scheduler_epoch != epoch or each.op_id < op_id)

@@ -53,7 +53,9 @@ class SealedBackend(Backend):
         return BackendInfo(self._id, self.kind, store.shared, store.persistent, store.capacity)
 
     async def of_model(self, model_fingerprint: bytes, geometry: PageGeometry) -> "SealedPages":
-        return SealedPages(self, PageFormat(model_fingerprint, geometry, HEADER_BLOCK))
+        layout = PageFormat(model_fingerprint, geometry, HEADER_BLOCK)
+        self.store.expect(model_fingerprint.hex(), layout.file_bytes)
+        return SealedPages(self, layout)
 
     async def refresh(self) -> None:
         await self.call(self.store.start())
@@ -143,11 +145,8 @@ class SealedPages(ModelPages):
     async def _get(self, digests: Sequence[bytes], buffers: Sequence[memoryview]) -> BatchRead:
         tally, keys = self._backend.tally, self._keys(digests)
         values = await self._backend.call(self._store.get(keys, self._layout.file_bytes))
-        try:
-            self._check_answer("get", values, keys)
-            opened = await self._backend.in_thread(lambda: self._open_all(digests, values, buffers))
-        finally:
-            self._store.release(values)
+        self._check_answer("get", values, keys)
+        opened = await self._backend.in_thread(lambda: self._open_all(digests, values, buffers))
         bad = [key for key, each in zip(keys, opened, strict=True) if isinstance(each, CorruptPageError)]
         result = [None if isinstance(each, CorruptPageError) else each for each in opened]
         if bad:
@@ -166,8 +165,9 @@ class SealedPages(ModelPages):
         tally, keys = self._backend.tally, self._keys(digests)
         work = list(zip(digests, buffers, checksums, strict=True))
         values = await self._backend.in_thread(lambda: [self._seal(*each) for each in work])
-        stored = [bool(each) for each in await self._backend.call(self._store.set(keys, values))]
-        self._check_answer("set", stored, keys)
+        answer = await self._backend.call(self._store.set(keys, values))
+        self._check_answer("set", answer, keys)
+        stored = [bool(each) for each in answer]
         tally.add("set_pages", sum(stored))
         tally.add("set_bytes", sum(stored) * self._layout.page_bytes)
         tally.add("dropped", len(keys) - sum(stored))
@@ -180,9 +180,9 @@ class SealedPages(ModelPages):
         except StorageError as error:
             self._backend.tally.note("remove_failed", error)
 
-    def _check_answer(self, method: str, answer: Sequence[object], keys: Sequence[str]) -> None:
-        if len(answer) != len(keys):
-            raise StoreLostError(f"{self._backend.kind}: {method} answered {len(answer)} of {len(keys)} keys")
+    def _check_answer(self, method: str, answer: object, keys: Sequence[str]) -> None:
+        if not isinstance(answer, Sequence) or len(answer) != len(keys):
+            raise StoreLostError(f"{self._backend.kind}: {method} of {len(keys)} keys answered {answer!r:.80}")
 
     def _seal(self, digest: bytes, page: memoryview, checksums: Checksums) -> bytearray:
         value = bytearray(self._layout.header(digest, checksums))
@@ -195,13 +195,17 @@ class SealedPages(ModelPages):
         opened: list[Checksums | CorruptPageError | None] = []
         for digest, value, page in zip(digests, values, buffers, strict=True):
             try:
-                opened.append(None if value is None else self._open(digest, memoryview(value).cast("B"), page))
+                opened.append(None if value is None else self._open(digest, value, page))
             except CorruptPageError as error:
                 opened.append(error)
         return opened
 
-    def _open(self, digest: bytes, value: memoryview, page: memoryview) -> Checksums:
+    def _open(self, digest: bytes, stored: Value, page: memoryview) -> Checksums:
         layout = self._layout
+        try:
+            value = memoryview(stored).cast("B")
+        except TypeError as error:
+            raise CorruptPageError(f"the value is no bytes but {type(stored).__name__}") from error
         if len(value) != layout.file_bytes:
             raise CorruptPageError(f"the value has {len(value)} bytes instead of {layout.file_bytes}")
         checksums = layout.checksums_in(bytes(value[: layout.header_bytes]), digest)

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from services.storage.backend import REFRESH_S, Backend, ModelPages
-from services.storage.hash_file import HashFileBackend
+from services.storage.backends import make_backend
 from services.storage.host_pool import HostPool
 from services.storage.names import commit, release
-from services.storage.none_backend import NoneBackend, NoPages
+from services.storage.none_backend import NoPages
 from services.storage.operations import Operations, RefusedError
 from services.storage.transfers import archive, find, prefetch
 from shared.config import Config
@@ -49,24 +49,11 @@ async def make_service(config: Config, identity: str) -> "StorageService":
     """A service with its memory and its files ready. Raises KvtideError when they can't be."""
     pool = HostPool(Path(config.storage.segment_folder), identity, config.run.name, config.cache.host_bytes)
     pool.start()
-    backend = make_backend(config)
+    backend = make_backend(config, identity)
     await backend.start()
     stats = backend.stats()
     log.info("backend_ready id=%s files=%d", backend.info.backend_id, stats.get("l3_files", 0))
     return StorageService(identity, config.scheduler_endpoint, backend, pool)
-
-
-def make_backend(config: Config) -> Backend:
-    """The backend that the configuration names."""
-    if config.storage.backend == "none":
-        return NoneBackend()
-    return HashFileBackend(
-        config.storage_folder,
-        config.storage.quota_bytes,
-        config.storage.free_floor_bytes,
-        config.storage.io_threads,
-        verify=config.cache.checksums,
-    )
 
 
 class StorageService:
@@ -145,6 +132,7 @@ class StorageService:
         match message:
             case Fence():
                 operations.fence(message.op_id)
+                self.pool.report_again()
             case CommitPages():
                 operations.do(message.op_id, lambda: commit(self._segment(message.segment_epoch), message))
             case ReleasePages():
@@ -206,6 +194,7 @@ class StorageService:
             for holder in list(self.pool.exited):
                 if self.link.send(PeerExited(holder.identity, holder.epoch, holder.segment_epoch)):
                     self.pool.exited.remove(holder)
+                    self.pool.reported.append(holder)
                     log.info("holder_exited identity=%s epoch=%d", holder.identity, holder.epoch)
 
     async def _every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:

@@ -1,5 +1,6 @@
 """Pages between the host pool and L3: find, prefetch, archive."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -13,6 +14,8 @@ from shared.messages.storage import ArchiveDone, ArchivePages, Found, PrefetchDo
 from shared.packed import pack, unpack
 from shared.page_hash import DIGEST_BYTES
 from shared.segments import OwnedSegment, PageIds
+
+log = logging.getLogger("kvtide.storage")
 
 BATCH = 8  # pages between two reports: a waiting request sees its prefix grow in steps of 8 x 64 tokens
 
@@ -38,7 +41,7 @@ async def prefetch(
 ) -> Message:
     """Read pages into the pool and name those whose content was right; PrefetchDone lists them.
 
-    An exception takes the names back: a failed operation leaves nothing.
+    A name that was reported stays, whatever happens to the pages after it: the scheduler may use it already.
     """
     start_s = time.monotonic()
     pages, digests = page_list(segment, message.pages, message.digests)
@@ -59,9 +62,8 @@ async def prefetch(
                     operation.named.append(position)
             if not operation.stop.is_set():
                 progress(PrefetchProgress(message.op_id, pack(operation.named)))
-    except Exception:
-        segment.clear_names(pages[operation.named])
-        raise
+    except Exception:  # what the backend raises is its own; the pages that are left are misses
+        log.exception("prefetch_cut_short op_id=%d named=%d", message.op_id, len(operation.named))
     return PrefetchDone(message.op_id, pack(operation.named), corrupt, time.monotonic() - start_s)
 
 

@@ -23,7 +23,7 @@ class Submit(Message, tag=True):
 
     request_id: str  # unique within the gateway's epoch
     tokens: bytes  # packed int32
-    max_tokens: int  # tokens to generate at most
+    max_tokens: int  # tokens to generate at most; 0 = as many as context and device pool have room for
     stop_token_ids: list[int]  # generation ends after one of these
     sampling: Sampling  # how every token is chosen
     namespace: Namespace  # of its pages

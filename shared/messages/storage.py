@@ -63,7 +63,7 @@ class SegmentOpened(Message, tag=True):
 
 
 class PeerExited(Message, tag=True):
-    """Storage -> scheduler: the process has exited (its lock is free), so it writes no page any more."""
+    """Storage -> scheduler: the process maps this segment no more (its lock is free), so it touches none of its pages."""
 
     identity: str  # of the process
     epoch: int  # ns since 1970, of the process

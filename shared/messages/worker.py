@@ -48,6 +48,20 @@ class SegmentDropped(Message, tag=True):
     rank: int  # TP rank
 
 
+class Guide(Message):
+    """What moves the choice of a token beside its logits: it depends on the request's tokens so far alone."""
+
+    looks_from: int  # position of the first token that the choice depends on, tokens
+    output_start: int  # position of the first output token, tokens
+    presence_penalty: float  # logits; taken off each token that is in the output
+    frequency_penalty: float  # logits; taken off a token for each time that it is in the output
+    repetition_penalty: float  # factor; logits of tokens in prompt and output shrink by it; 1 = none
+    biased_tokens: bytes  # packed int32 token ids
+    biases: bytes  # float32 each, logits; added to those of `biased_tokens`
+    grammar: str  # llguidance grammar (JSON or Lark) that the output follows; "" = none
+    end_tokens: bytes  # packed int32 token ids that may follow where the grammar may end
+
+
 class Sampling(Message):
     """How one token is chosen. The random number is a hash of (seed, choice, position)."""
 
@@ -58,6 +72,7 @@ class Sampling(Message):
     seed: int  # 64 bits
     choice: int  # index of the choice within its request
     logprobs: int  # number of top log-probabilities wanted, 0 = only the chosen token's
+    guide: Guide | None = None  # penalties, biases and a grammar; None = the logits as they are
 
 
 class StepItem(Message):
@@ -69,6 +84,8 @@ class StepItem(Message):
     first_page: int  # index in the row's page list of the first page of `pages`
     pages: bytes  # packed int32 device pages that the row gets from `first_page` on
     sampling: Sampling | None  # None = no token is sampled (a chunk before the last)
+    history: bytes = b""  # packed int32 tokens from the guide's `looks_from` up to `start`; empty without a guide
+    request_id: str = ""  # of the Submit, for log lines
 
 
 class RunStep(Message, tag=True):

@@ -97,8 +97,9 @@ def _wait_until_stopped(process: psutil.Process) -> None:
 async def test_a_worker_that_stops_in_a_copy_past_every_deadline(faulty: Faulty, oracle: Oracle) -> None:
     stack = faulty.stack
     worker = psutil.Process(stack.pids["gpu_worker-0"])
-    (faulty.hooks / "worker_write").write_text("stop")
     async with traffic(stack, first=PROMPTS * len(SERVICES)) as running:
+        await running.wait_for_tokens()
+        (faulty.hooks / "worker_write").write_text("stop")
         await asyncio.to_thread(_wait_until_stopped, worker)
         await asyncio.sleep(STOPPED_S)  # the fault itself: a stop of this length
         os.kill(worker.pid, signal.SIGCONT)

@@ -115,7 +115,7 @@ def test_serve_says_what_it_does_and_stops_cleanly(folder: Path) -> None:
         said = "".join(served.lines)
         for words in (
             "L1 device   on   768 tokens",
-            "L2 host     on   4096 tokens",
+            "L2 host     on   4080 tokens",
             "L3 storage  on",
             "gateway-0 started",
         ):

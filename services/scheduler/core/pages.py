@@ -62,6 +62,7 @@ class HostPool(PagePool):
         self.segment_epoch = segment_epoch
         self.usable = False  # its storage has fenced and every rank maps it
         self.pins = np.zeros(self.end, dtype=np.int32)
+        self.cached = 0  # pages of nodes
         self.prefetching = 0  # pages held by prefetches
         self.archiving = 0  # pages pinned by archiving
         self.releasing = 0  # pages whose Released is awaited

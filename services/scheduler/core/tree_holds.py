@@ -155,6 +155,7 @@ class TreeHolds:
     def set_host(self, node: Node, span: HostSpan) -> None:
         """Make a node backed up."""
         node.host = span
+        span.pool.cached += node.pages
         if node.parent is not None:
             node.parent.backed_children += 1
         self.host_leaves.offer(node)
@@ -164,6 +165,7 @@ class TreeHolds:
         span, node.host = node.host, None
         if span is None:
             raise IntegrityError("a node without host pages was evicted from the host")
+        span.pool.cached -= node.pages
         self.host_leaves.discard(node)
         if node.parent is not None and not node.detached:
             node.parent.backed_children -= 1

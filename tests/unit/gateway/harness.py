@@ -162,7 +162,7 @@ class FakeScheduler:
             self.send(Status(self.status))
 
     async def _play(self, submit: Submit, tokens: list[int]) -> None:
-        sent = tokens[: submit.max_tokens]
+        sent = tokens[: submit.max_tokens or None]
         for token in sent:
             if submit.request_id in self.aborts:
                 return

@@ -1,4 +1,4 @@
-"""Schemathesis reads /openapi.json and sends what it allows and what it forbids: no 500, and every answer as described."""
+"""Schemathesis reads /openapi.json, sends what it allows and what it forbids, and checks every answer against it."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from tests.unit.gateway.harness import run_stack, write_model
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed: make setup installs it")
 
-EXAMPLES = 40  # for each route and each way of making them; about 10 s in all
+EXAMPLES = 40  # bodies for each route, as many good as bad: about 15 s in all
 CONTEXT = 4096  # tokens: room for what is made up
 TIMEOUT_S = 20.0  # of one request
 
@@ -21,7 +21,7 @@ TIMEOUT_S = 20.0  # of one request
 async def test_the_api_is_what_its_own_page_says(run_folder: Path, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", context=CONTEXT)
     async with run_stack(run_folder, model) as stack:
-        stack.says("fine")
+        stack.says("{}")
         async with stack.client() as client:
             page = (await client.get("/openapi.json")).json()
         await asyncio.to_thread(_fuzz, page, stack.url)
@@ -67,7 +67,7 @@ def _fuzz(page: dict[str, Any], url: str) -> None:
             )
             @given(case=operation.as_strategy(generation_mode=mode))
             def send(case: Any) -> None:
-                r=case.call_and_validate(base_url=url, checks=checks, timeout=TIMEOUT_S); print('DBG', case.path, mode, r.status_code, r.text[:180] if r.status_code==400 and mode==GenerationMode.POSITIVE else '')
+                case.call_and_validate(base_url=url, checks=checks, timeout=TIMEOUT_S)
 
             send()
     assert seen == set(page["paths"]), json.dumps(sorted(seen))

@@ -39,3 +39,12 @@ def test_a_new_scheduler_starts_anew() -> None:
     log.begin(5)
     log.clear()
     assert log.begin(5) is Seen.NEW
+
+
+def test_a_command_that_a_fence_overtook_is_stale() -> None:
+    log = OpLog()
+    assert log.begin(3) is Seen.NEW
+    log.fence(9)
+    assert log.begin(8) is Seen.STALE
+    assert log.begin(3) is Seen.RUNNING
+    assert log.begin(9) is Seen.NEW

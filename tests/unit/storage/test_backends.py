@@ -1,83 +1,108 @@
-"""The contract of STORE-02, for every backend."""
+"""What isn't the same for every backend: which one the configuration makes, `none`, and the files of a run.
 
-import threading
-from collections.abc import AsyncIterator
+The contract that all of them keep is in tests/backends.
+"""
+
 from pathlib import Path
 
 import pytest
 
-from services.storage.backend import MAX_BATCH, Backend, ModelPages
-from services.storage.hash_file import HashFileBackend
+from services.storage.backend import Backend
+from services.storage.backends import make_backend
 from services.storage.none_backend import NoneBackend
-from services.storage.service import make_backend
 from shared.config import load_config
+from shared.errors import ConfigError, StorageError
 from tests.unit.storage.pages import GEOMETRY, MODEL, Page, exists, get, hits, put
 
 
-@pytest.fixture(params=["hash_file", "none"])
-async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
-    backend = make_backend(
-        load_config(overrides=[f"storage.backend={request.param}", f"storage.folder={tmp_path / 'l3'}"])
+def make(kind: str, folder: Path, identity: str = "storage-0") -> Backend:
+    config = load_config(
+        overrides=[f"storage.backend={kind}", f"storage.folder={folder}", "storage.free_floor_bytes=0"]
     )
+    return make_backend(config, identity)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shared", "persistent", "capacity"),
+    [
+        ("none", False, False, 0),
+        ("memory", False, False, 10 * 2**30),
+        ("file", False, False, 10 * 2**30),
+        ("hash_file", True, True, 10 * 2**30),
+    ],
+)
+async def test_store_02_promises(kind: str, shared: bool, persistent: bool, capacity: int, tmp_path: Path) -> None:
+    backend = make(kind, tmp_path)
     await backend.start()
-    yield backend
+    info = backend.info
+    assert (info.kind, info.shared, info.persistent, info.capacity) == (kind, shared, persistent, capacity)
     await backend.close()
 
 
-@pytest.fixture
-async def pages(backend: Backend) -> ModelPages:
-    return await backend.of_model(MODEL, GEOMETRY)
+async def test_store_02_without_a_store_every_page_is_a_miss() -> None:
+    pages = await NoneBackend().of_model(MODEL, GEOMETRY)
+    assert await put(pages, 0, 1) == [False, False]
+    assert await exists(pages, 0) == 0
+    assert await hits(pages, 0) == [False]
+    assert (await get(pages, 0)).corrupt == 0
+    assert await pages.remove([Page(0).digest]) == 0
 
 
-async def test_store_02_a_page_that_was_stored_can_be_read_and_no_other(backend: Backend, pages: ModelPages) -> None:
-    stored = await put(pages, 0, 1, 2)
-    assert stored == [backend.info.capacity > 0] * 3
-    assert await hits(pages, 0, 7, 2) == [stored[0], False, stored[2]]
-    assert (await get(pages, 0, 7, 2)).corrupt == 0
+async def test_store_03_file_forgets_at_its_start_and_leaves_nothing(tmp_path: Path) -> None:
+    first = make("file", tmp_path)
+    await first.start()
+    await put(await first.of_model(MODEL, GEOMETRY), 0)
+    crashed = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    await first.close()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    for path, content in crashed.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    second = make("file", tmp_path)
+    await second.start()
+    assert await exists(await second.of_model(MODEL, GEOMETRY), 0) == 0
+    assert second.info.backend_id != first.info.backend_id
+    await second.close()
 
 
-async def test_store_02_exists_counts_leading_hits(pages: ModelPages) -> None:
-    kept = all(await put(pages, 0, 1, 3))
-    assert await exists(pages, 0, 1, 2, 3) == (2 if kept else 0)
-    assert await exists(pages, 2, 0) == 0
-    assert await exists(pages) == 0
-
-
-async def test_store_02_removed_pages_are_misses(pages: ModelPages) -> None:
-    kept = all(await put(pages, 0, 1))
-    assert await pages.remove([Page(0).digest, Page(9).digest]) == (1 if kept else 0)
-    assert await hits(pages, 0, 1) == [False, kept]
-
-
-async def test_store_02_clear_forgets_everything(backend: Backend, pages: ModelPages) -> None:
-    await put(pages, 0, 1)
-    await backend.clear()
-    assert await hits(pages, 0, 1) == [False, False]
-    assert backend.stats().get("l3_bytes", 0) == 0
-
-
-async def test_store_02_a_stopped_batch_does_nothing(pages: ModelPages) -> None:
+async def test_store_03_file_does_not_clear_a_folder_that_is_in_use(tmp_path: Path) -> None:
+    first = make("file", tmp_path)
+    await first.start()
+    pages = await first.of_model(MODEL, GEOMETRY)
     await put(pages, 0)
-    stop = threading.Event()
-    stop.set()
-    page = Page(1)
-    buffer = memoryview(bytearray(GEOMETRY.page_bytes))
-    assert await pages.batch_set([page.digest], [buffer], [page.checksums], stop) == [False]
-    assert (await pages.batch_get([Page(0).digest], [buffer], stop)).checksums == [None]
-    assert bytes(buffer) == bytes(GEOMETRY.page_bytes)
+    with pytest.raises(StorageError, match=r"another run\.name"):
+        await make("file", tmp_path).start()
+    other = make("file", tmp_path, "storage-1")
+    await other.start()
+    assert await exists(await other.of_model(MODEL, GEOMETRY), 0) == 0
+    await other.close()
+    assert await hits(pages, 0) == [True]
+    await first.close()
 
 
-async def test_store_02_a_batch_is_bounded_and_its_lists_match(pages: ModelPages) -> None:
-    with pytest.raises(ValueError, match="at most 128"):
-        await pages.batch_exists([b"d" * 32] * (MAX_BATCH + 1))
-    with pytest.raises(ValueError, match="one length"):
-        await pages.batch_get([b"d" * 32], [], threading.Event())
+async def test_store_03_a_runs_files_are_not_taken_for_a_models(tmp_path: Path) -> None:
+    run, kept = make("file", tmp_path), make("hash_file", tmp_path)
+    await run.start()
+    await put(await run.of_model(MODEL, GEOMETRY), 0)
+    await kept.start()
+    assert kept.stats()["l3_files"] == 0
+    await run.close()
+    await kept.close()
 
 
-async def test_store_02_promises(backend: Backend) -> None:
-    info = backend.info
-    if isinstance(backend, NoneBackend):
-        assert (info.kind, info.shared, info.persistent, info.capacity) == ("none", False, False, 0)
-    if isinstance(backend, HashFileBackend):
-        assert (info.kind, info.shared, info.persistent) == ("hash_file", True, True)
-        assert info.capacity == 10 * 2**30
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["storage.backend=floppy"], "storage.backend"),
+        (["storage.backend=dynamic"], r"needs storage\.dynamic_class"),
+        (["storage.dynamic_class=a:B"], 'is for storage.backend "dynamic"'),
+        (["storage.backend=dynamic", "storage.dynamic_class=a.B"], r"storage\.dynamic_class"),
+        (["storage.backend=lmcache", "storage.address=host"], r"storage\.address"),
+        (["storage.address=host:1"], 'for the backends "lmcache" and "mooncake"'),
+        (["storage.options={a=1}"], 'for the backends "dynamic" and "mooncake"'),
+        (["storage.timeout_s=0"], r"storage\.timeout_s"),
+    ],
+)
+def test_store_03_a_configuration_that_cannot_work_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(overrides=overrides)

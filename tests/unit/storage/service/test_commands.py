@@ -135,7 +135,7 @@ async def test_store_06_what_was_archived_is_found_and_prefetched(stack: Stack) 
 async def test_store_06_a_prefetch_takes_what_is_there_around_gaps_and_bad_pages(stack: Stack) -> None:
     scheduler = stack.scheduler
     await archived(stack, [0, 1, 2])
-    path = next(each for each in page_files(stack.service.backend.folder) if each.stat())
+    path = next(each for each in page_files(stack.service.backend.inner.folder) if each.stat())
     digest = bytes.fromhex(path.stem)
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     request = scheduler.tell(scheduler.prefetch([1, 2, 3, 4], [0, 99, 1, 2]))

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from shared.messages.common import Cancel, Cancelled, Fenced
-from shared.messages.storage import ArchiveDone, Found, PrefetchDone, PrefetchProgress
+from shared.messages.storage import ArchiveDone, PrefetchDone, PrefetchProgress
 from shared.packed import unpack
 from tests.unit.storage.pages import Page, put
 from tests.unit.storage.service.conftest import Stack, slow_reads
@@ -46,14 +46,28 @@ async def test_a_cancelled_prefetch_stops_at_a_page_and_says_what_is_named(stack
     assert await scheduler.ask(request) == cancelled
 
 
-async def test_a_cancel_of_anything_else_does_nothing(stack: Stack) -> None:
+async def test_every_cancel_is_answered_by_its_target(stack: Stack) -> None:
     scheduler, numbers = stack.scheduler, await in_l3(stack, 2)
     done = await scheduler.ask(scheduler.find(numbers))
     cancel = scheduler.tell(Cancel(scheduler.op(), done.op_id))
+    assert await scheduler.answer(done.op_id) == done
     assert await scheduler.silence(cancel.op_id)
-    assert await scheduler.silence(done.op_id)
-    scheduler.tell(Cancel(scheduler.op(), 10**6))
-    assert isinstance(await scheduler.ask(scheduler.find(numbers)), Found)
+
+
+async def test_a_cancel_that_overtakes_its_target_keeps_it_from_beginning(stack: Stack) -> None:
+    scheduler, numbers = stack.scheduler, await in_l3(stack, 2)
+    late = scheduler.find(numbers)
+    scheduler.tell(Cancel(scheduler.op(), late.op_id))
+    cancelled = Cancelled(late.op_id, 0, b"")
+    assert await scheduler.answer(late.op_id) == cancelled
+    assert await scheduler.ask(late) == cancelled
+
+
+async def test_a_command_that_a_fence_overtook_is_stale(stack: Stack) -> None:
+    scheduler, numbers = stack.scheduler, await in_l3(stack, 2)
+    late = scheduler.find(numbers)
+    await scheduler.ask(scheduler.fence())
+    assert (await scheduler.ask(late)).reason == "stale"
 
 
 async def test_a_fence_waits_until_no_thread_touches_a_page(stack: Stack, hooks: Path) -> None:
