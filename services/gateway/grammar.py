@@ -97,4 +97,12 @@ def _children(value: Any) -> list[Any]:
 
 
 def _read_tokenizer(file: Path, model: Model) -> LLTokenizer:
-    return LLTokenizer(file.read_text(encoding="utf-8"), n_vocab=model.vocab_size, eos_token=model.stop_token_ids)
+    try:
+        return LLTokenizer(file.read_text(encoding="utf-8"), n_vocab=model.vocab_size, eos_token=model.stop_token_ids)
+    except (OSError, ValueError) as error:
+        raise ApiError(
+            400,
+            f"this model can't be held to a grammar, its tokenizer is of an unknown kind ({error}): ask for plain text",
+            param="response_format",
+            code="unsupported_parameter",
+        ) from None

@@ -85,18 +85,11 @@ class Grammars:
     def _tokenizer(self, vocabulary: int, ends: bytes) -> LLTokenizer:
         key = (vocabulary, ends)
         if key not in self._tokenizers:
-            self._tokenizers = {key: _read_tokenizer(self._file, vocabulary, unpack(ends).tolist())}
+            text = self._file.read_text(encoding="utf-8")
+            self._tokenizers = {key: LLTokenizer(text, n_vocab=vocabulary, eos_token=unpack(ends).tolist())}
         return self._tokenizers[key]
 
 
 def _continues(place: _Place, grammar: str, output: Ints) -> bool:
     done = len(place.consumed)
     return place.grammar == grammar and done <= len(output) and bool(np.array_equal(place.consumed, output[:done]))
-
-
-def _read_tokenizer(file: Path, vocabulary: int, ends: list[int]) -> LLTokenizer:
-    text = file.read_text(encoding="utf-8")
-    try:
-        return LLTokenizer(text, n_vocab=vocabulary, eos_token=ends)
-    except ValueError:  # a tokenizer with more tokens than the model has logits for: the surplus is never allowed
-        return LLTokenizer(text, eos_token=ends)

@@ -67,7 +67,7 @@ def test_the_default_namespace_has_the_plain_chain_over_little_endian_tokens() -
     first = hashlib.sha256(b"".join(token.to_bytes(4, "little") for token in tokens[:4])).digest()
     second = hashlib.sha256(first + b"".join(token.to_bytes(4, "little") for token in tokens[4:8])).digest()
     assert list(chain(b"", pack(tokens[:11]), 4)) == [first, second]
-    assert list(chain(first, pack(tokens[4:]), 4))[0] == second
+    assert next(iter(chain(first, pack(tokens[4:]), 4))) == second
 
 
 def test_sc_21_namespaces_are_framed_fields() -> None:
@@ -98,7 +98,8 @@ def test_sc_23_page_keys_are_equal_in_two_processes_with_different_hash_seeds() 
         ).stdout
         for seed in ("1", "2")
     }
-    assert len(outputs) == 1 and "[" in outputs.pop()
+    assert len(outputs) == 1
+    assert "[" in outputs.pop()
 
 
 def test_packed_lists_refuse_what_does_not_fit() -> None:
