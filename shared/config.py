@@ -26,6 +26,8 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 
 Backend = Literal["hash_file", "file", "memory", "lmcache", "mooncake", "dynamic", "none"]
 ADDRESS = r"^([^\s:/]+:[0-9]{1,5})?$"
+HostPath = Literal["auto", "map", "remote"]
+Endpoint = Annotated[str, Meta(pattern=r"^((tcp|ipc)://.+)?$")]
 IMPORT_PATH = r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$"
 
 
@@ -57,8 +59,8 @@ class Cache(_Section):
     page_size: Annotated[int, Meta(ge=1, le=1024)] = 64  # tokens, a power of two
     device_tokens: PositiveInt = 16384  # tokens in the device pool (L1)
     host_bytes: Count = 2 * GIB  # bytes of the host pool (L2) of each storage; 0 = no host tier, hence no L3
-    write_policy: Literal["write_through", "write_through_selective"] = (
-        "write_through"  # back a node up at its first or second use
+    write_policy: Literal["write_through", "write_through_selective", "write_back"] = (
+        "write_through"  # back a node up at its first use, at its second, or when the device evicts it
     )
     eviction: Literal["lru", "priority"] = "lru"  # what leaves the device first
     load_back_threshold: Count = 10  # tokens; a shorter host hit is recomputed
@@ -84,12 +86,14 @@ class Worker(_Section):
 
     threads: Count = 0  # compute threads; 0 = one for each core
     device: Literal["cpu"] = "cpu"  # where the model runs
+    host_path: HostPath = "auto"  # to host pages: mapped memory, ZeroMQ, or the first that works
 
 
 class Storage(_Section):
     """Storage services."""
 
     segment_folder: str = "/dev/shm"  # host-pool segments; must be memory
+    pages_endpoint: Endpoint = ""  # where workers that can't map it get pages, e.g. tcp://0.0.0.0:5701; empty = nowhere
     backend: Backend = "hash_file"  # the L3 store, see backends.md
     folder: str = ""  # page files (L3); empty = "l3" in the cache folder
     quota_bytes: PositiveInt = 10 * GIB  # bytes of pages that `hash_file`, `file` and `memory` keep

@@ -8,10 +8,13 @@ import numpy.typing as npt
 from shared.errors import ProtocolError
 
 Ints = npt.NDArray[np.int32]
+WIRE = np.dtype("<i4")
 
 
 def pack(values: Iterable[int] | Ints) -> bytes:
     """Pack page ids or tokens as int32. Raises OverflowError for a value that doesn't fit."""
+    if isinstance(values, np.ndarray) and values.dtype == WIRE:
+        return values.tobytes()
     array = values if isinstance(values, np.ndarray) else np.array(list(values), dtype=np.int64)
     if array.size and (array.max() > 2**31 - 1 or array.min() < -(2**31)):
         raise OverflowError(f"{array.max()} does not fit in int32")

@@ -19,6 +19,11 @@ def namespace_seed(tenant: str, lora_id: str, extra_key: str) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode([tenant, lora_id, extra_key])).digest()
 
 
+def split_digests(joined: bytes) -> list[bytes]:
+    """The digests that stand one after the other in a message."""
+    return [joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES)]
+
+
 def chain(parent: bytes, tokens: bytes, page_size: int) -> Iterator[bytes]:
     """Digests of the whole pages of `tokens` (packed int32), each over its parent's digest and its own tokens."""
     step = page_size * TOKEN_BYTES

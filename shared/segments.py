@@ -95,6 +95,11 @@ class _Segment:
 class OwnedSegment(_Segment):
     """The storage's side: the only writer of names."""
 
+    def __init__(self, info: SegmentInfo, pool: mmap.mmap, names: mmap.mmap) -> None:
+        super().__init__(info, pool, names)
+        self._used = np.zeros(info.pages, np.uint64)  # when each page was named or adopted, by a counter
+        self._uses = 0
+
     def info(self, storage_id: str) -> SegmentInfo:
         """What a mapper needs to know; every page but the header's is leased."""
         return _describe(self.path, storage_id, self.epoch, self.pages, self.geometry, self.model_fingerprint)
@@ -110,6 +115,19 @@ class OwnedSegment(_Segment):
         rows["digest"][pages] = np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_BYTES)
         rows["checksums"][pages] = checksums
         rows["state"][pages] += 1
+        self.touch(pages)
+
+    def touch(self, pages: PageIds) -> None:
+        """Note that named pages are used now."""
+        self._uses += 1
+        self._used[pages] = self._uses
+
+    def named_in(self, first: int, count: int) -> PageIds:
+        """Named pages among `first` .. `first + count - 1`: int32, longest unused first."""
+        end = min(first + count, self.pages)
+        self._check(np.array([first, end - 1]))
+        pages = first + np.flatnonzero(self._rows()["state"][first:end] & 1).astype(np.int32)
+        return pages[np.argsort(self._used[pages], kind="stable")]
 
     def clear_names(self, pages: PageIds) -> None:
         """Take names back; unnamed pages stay so."""

@@ -73,10 +73,19 @@ class _Socket:
         self._socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
         self._socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, TCP_KEEPALIVE_IDLE_S)
 
-    def _send(self, frames: list[bytes]) -> bool:
-        sent = self._socket.send_multipart(frames, zmq.NOBLOCK)
+    def _send(self, frames: list[bytes], page: memoryview | None = None) -> bool:
+        if page is None:
+            sent = self._socket.send_multipart(frames, zmq.NOBLOCK)
+        else:
+            sent = self._socket.send_multipart([*frames, page], zmq.NOBLOCK, copy=False)
         assert isinstance(sent, asyncio.Future)  # not blocking, so it is done already
         return sent.exception() is None
+
+    async def _receive_page(self, before: int) -> tuple[list[bytes], memoryview | None]:
+        """The first `before` frames, and the one after them, if there is one, where ZeroMQ received it."""
+        frames = await self._socket.recv_multipart(copy=False)
+        page = frames[before].buffer if len(frames) == before + 1 else None
+        return [frame.bytes for frame in (frames[:before] if page is not None else frames)], page
 
     def close(self) -> None:
         """Close socket and context; queued messages get LINGER_MS."""
@@ -115,9 +124,17 @@ class Router(_Socket):
         identity, *frames = await self._socket.recv_multipart()
         return identity.decode("utf-8", "replace"), frames
 
-    def send(self, peer: str, frames: list[bytes]) -> bool:
-        """Queue frames to a peer. False when it isn't connected or its queue is full."""
-        return self._send([peer.encode(), *frames])
+    async def receive_page(self) -> tuple[str, list[bytes], memoryview | None]:
+        """The same; the third frame after the identity, a page's bytes, isn't copied."""
+        (identity, *frames), page = await self._receive_page(3)
+        return identity.decode("utf-8", "replace"), frames, page
+
+    def send(self, peer: str, frames: list[bytes], page: memoryview | None = None) -> bool:
+        """Queue frames to a peer. False when it isn't connected or its queue is full.
+
+        page: one more frame, which isn't copied: its bytes are read when they go out.
+        """
+        return self._send([peer.encode(), *frames], page)
 
 
 class Dealer(_Socket):
@@ -136,6 +153,10 @@ class Dealer(_Socket):
         frames: list[bytes] = await self._socket.recv_multipart()
         return frames
 
-    def send(self, frames: list[bytes]) -> bool:
-        """Queue frames. False when there is no connection or the queue is full."""
-        return self._send(frames)
+    async def receive_page(self) -> tuple[list[bytes], memoryview | None]:
+        """The same; a third frame, a page's bytes, isn't copied."""
+        return await self._receive_page(2)
+
+    def send(self, frames: list[bytes], page: memoryview | None = None) -> bool:
+        """Queue frames. False when there is no connection or the queue is full. page: as `Router.send`."""
+        return self._send(frames, page)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 SAMPLE_S = 0.5  # a reading of four processes takes about 5 ms
 WARM_UP_S = 15.0  # allocators, caches and the host pool fill
-WINDOWS = 3  # the time after the warm-up in as many parts: the last is compared with the first
+WINDOWS = 2  # the time after the warm-up in as many parts: long ones, since activations come and go with each step
 
 
 def proportional_set_size(pids: Iterable[int]) -> int:

@@ -2,11 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from kvtide.simulation.content import root, walk
+from kvtide.simulation.content import Slot, of_rank, root, walk
 from services.scheduler.core.operations import Step
 from services.scheduler.core.status import ready
+from shared.packed import pack, unpack
 
 if TYPE_CHECKING:
+    from kvtide.simulation.process import Process
+    from kvtide.simulation.storage import SimStorage
     from kvtide.simulation.world import World
     from services.scheduler.core.node import Node
 
@@ -14,14 +17,18 @@ if TYPE_CHECKING:
 def is_quiet(world: "World") -> bool:
     """Every request has ended, every process is known, no operation is in flight."""
     core = world.shell.core
-    if not world.shell.alive or any(not ask.ended for ask in world.asks) or core.state.operations.table:
+    if core.state.operations.table or world.ended < len(world.asks) or not world.shell.alive:
         return False
-    processes = [process for process in (world.worker, world.storage, world.gateway) if process is not None]
-    if any(
-        not process.alive or not process.up or process.scheduler_epoch != world.shell.epoch for process in processes
-    ):
+    if len(world.storages) < len(world.plan.backends):
         return False
-    return ready(core)
+    if any(not each.alive or not each.up or each.scheduler_epoch != world.shell.epoch for each in _processes(world)):
+        return False
+    usable = sum(pool.usable for pool in core.host.pools.values())
+    return ready(core) and usable == len(world.storages)
+
+
+def _processes(world: "World") -> "list[Process]":
+    return [*world.workers, *world.storages, world.gateway]
 
 
 def unfinished(world: "World") -> str:
@@ -30,7 +37,7 @@ def unfinished(world: "World") -> str:
     asks = [ask.request_id for ask in world.asks if not ask.ended]
     operations = [f"{type(each).__name__} {each.op_id}" for each in core.state.operations.table.values()]
     requests = [repr(request) for request in core.requests.all.values()]
-    up = [str(process.key) for process in (world.worker, world.storage, world.gateway) if process and not process.up]
+    up = [str(process.key) for process in _processes(world) if not process.up]
     return f"asks {asks[:5]}, requests {requests[:5]}, operations {operations[:8]}, ready {ready(core)}, down {up}"
 
 
@@ -53,7 +60,7 @@ def check_end(world: "World") -> None:
     for pool in core.host.pools.values():
         cached = sum(node.pages for node in tree.nodes() if node.host is not None and node.host.pool is pool)
         left |= {
-            "host pages": pool.total - pool.available - cached,
+            "host pages": pool.total - pool.available - cached - len(pool.orphans),
             "pins": int(pool.pins.sum()),
             "prefetching": pool.prefetching,
             "archiving": pool.archiving,
@@ -61,28 +68,48 @@ def check_end(world: "World") -> None:
         }
     if any(left.values()):
         world.fail(f"left behind: { ({what: count for what, count in left.items() if count}) }")
-    _check_names(world)
+    for storage in world.storages:
+        _check_names(world, storage)
+    _check_hits(world)
 
 
-def _check_names(world: "World") -> None:
+def _check_hits(world: "World") -> None:
+    """A node was hit at most once by each request that could have come through it (TIER-01)."""
+    paths = [(ask.root, pack(ask.prompt + ask.expected), ask.attempts) for ask in world.asks]
+    for seed, top in world.shell.core.state.tree.roots.items():
+        here = [(tokens, attempts) for start, tokens, attempts in paths if start == root(seed)]
+        stack = [(child, b"") for child in top.children.values()]
+        while stack:
+            node, above = stack.pop()
+            path = above + node.key
+            most = sum(attempts for tokens, attempts in here if tokens.startswith(path))
+            if node.hit_count > most:
+                world.fail(f"a node was hit {node.hit_count} times by {most} requests")
+            stack += [(child, path) for child in node.children.values()]
+
+
+def _check_names(world: "World", storage: "SimStorage") -> None:
     """The storage's names are exactly the tree's host pages."""
-    storage = world.storage
-    segment = storage.current if storage is not None else None
-    if storage is None or segment is None:
+    segment = storage.current
+    if segment is None:
         return
     held: set[int] = set()
     for node in world.shell.core.state.tree.nodes():
         if node.host is not None and node.host.pool.segment_epoch == segment.info.epoch:
             held.update(node.host.pages.tolist())
+    for pool in world.shell.core.host.pools.values():
+        if pool.segment_epoch == segment.info.epoch:
+            held.update(pool.orphans.values())
     if held != set(segment.names):
         world.fail(f"host pages {sorted(held ^ set(segment.names))} have a name or a node, not both")
 
 
 def check_contents(world: "World") -> None:
     """Every page of the tree that can be used holds what its node says."""
-    core, worker = world.shell.core, world.worker
-    known = core.peers.workers.get(0)
-    on_device = known is not None and known.key == worker.key and not core.state.device.dead
+    core = world.shell.core
+    known = [core.peers.workers.get(rank) for rank in range(world.ranks)]
+    same = all(peer is not None and peer.key == world.workers[rank].key for rank, peer in enumerate(known))
+    on_device = same and not core.state.device.dead
     doubtful = {
         page
         for operation in core.state.operations.table.values()
@@ -90,24 +117,29 @@ def check_contents(world: "World") -> None:
         for pages in operation.device_pages
         for page in pages.tolist()
     }
-    for seed, top in core.state.tree.roots.items():
+    for rank in range(world.ranks):
+        _check_rank(world, rank, on_device, doubtful)
+
+
+def _check_rank(world: "World", rank: int, on_device: bool, doubtful: set[int]) -> None:
+    tree, device, size = world.shell.core.state.tree, world.workers[rank].device, world.plan.settings.page_size
+    for seed, top in tree.roots.items():
         stack: list[tuple[Node, int]] = [(child, root(seed)) for child in top.children.values()]
         while stack:
             node, start = stack.pop()
-            tokens = [int.from_bytes(node.key[at : at + 4], "little") for at in range(0, len(node.key), 4)]
-            slots = walk(start, tokens)
-            size = world.plan.settings.page_size
-            pages = [tuple(slots[at : at + size]) for at in range(0, len(slots), size)]
+            slots = walk(start, unpack(node.key).tolist())
+            own = of_rank(slots, rank)
+            pages = [tuple(own[at : at + size]) for at in range(0, len(own), size)]
             if on_device and node.value is not None and node.loading is None:
                 for page, wanted in zip(node.value.tolist(), pages, strict=True):
-                    if worker.device.read(page) != wanted and page not in doubtful:
-                        world.fail(f"device page {page} of the tree holds something else")
+                    if device.read(page) != wanted and page not in doubtful:
+                        world.fail(f"device page {page} of the tree holds something else on rank {rank}")
             if node.host is not None:
-                _check_host(world, node, pages)
+                _check_host(world, node, pages, rank)
             stack += [(child, slots[-1].after) for child in node.children.values()]
 
 
-def _check_host(world: "World", node: "Node", pages: list) -> None:  # type: ignore[type-arg]
+def _check_host(world: "World", node: "Node", pages: list[tuple[Slot, ...]], rank: int) -> None:
     assert node.host is not None
     segment = world.segments.get((node.host.pool.storage_id, node.host.pool.segment_epoch))
     if segment is None:
@@ -118,5 +150,5 @@ def _check_host(world: "World", node: "Node", pages: list) -> None:  # type: ign
         name = segment.names.get(page)
         if name is None or name.digest != digest:
             world.fail(f"host page {page} of the tree has no or another name")
-        if segment.content[page] != wanted and page not in segment.spoilt:
+        if segment.content[rank][page] != wanted and page not in segment.spoilt:
             world.fail(f"host page {page} of the tree holds something else")

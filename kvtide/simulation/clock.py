@@ -2,8 +2,9 @@
 
 import heapq
 from collections.abc import Callable
+from typing import Any
 
-Action = Callable[[], None]
+Action = Callable[..., None]
 
 
 class Clock:
@@ -12,19 +13,19 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0  # seconds
         self.steps = 0  # actions run so far
-        self._queue: list[tuple[float, int, Action]] = []
+        self._queue: list[tuple[float, int, Action, tuple[Any, ...]]] = []
         self._number = 0
 
-    def after(self, delay: float, action: Action) -> None:
-        """Run `action` in `delay` seconds."""
+    def after(self, delay: float, action: Action, *args: Any) -> None:
+        """Run `action(*args)` in `delay` seconds."""
         self._number += 1
-        heapq.heappush(self._queue, (self.now + delay, self._number, action))
+        heapq.heappush(self._queue, (self.now + delay, self._number, action, args))
 
     def step(self) -> bool:
         """Run the next action. False when there is none."""
         if not self._queue:
             return False
-        self.now, _, action = heapq.heappop(self._queue)
+        self.now, _, action, args = heapq.heappop(self._queue)
         self.steps += 1
-        action()
+        action(*args)
         return True

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 VOCABULARY = 48  # small, so that stop tokens do occur
+RANK_MARK = 0x5BD1E995
 WRONG = 1  # mixed into a hash that a wrong page has spoilt
 
 
@@ -49,11 +50,23 @@ def walk(start: int, tokens: Iterable[int]) -> list[Slot]:
     return slots
 
 
-def attend(start: int, slots: Iterable[Slot]) -> int:
+def of_rank(slots: list[Slot], rank: int) -> list[Slot]:
+    """What a TP rank keeps of them: its own heads, which are no other rank's."""
+    mark = rank * RANK_MARK
+    return [Slot(before ^ mark, after ^ mark) for before, after in slots] if rank else slots
+
+
+def attend(start: int, slots: Iterable[Slot], rank: int = 0) -> int:
     """The hash that reading `slots` gives: the sequence's own when every slot is the right one."""
-    for slot in slots:
-        start = slot.after if slot.before == start else hash((start, slot.after, WRONG))
+    mark = rank * RANK_MARK
+    for before, after in slots:
+        start = after ^ mark if before ^ mark == start else hash((start, after, WRONG))
     return start
+
+
+def spoil(page: PageContent) -> PageContent:
+    """The page with one wrong slot."""
+    return (EMPTY, *page[1:])
 
 
 def checksum(pages: Sequence[PageContent]) -> bytes:

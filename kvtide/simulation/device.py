@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from kvtide.simulation.content import EMPTY, PageContent, Slot, attend, next_token, walk
+from kvtide.simulation.content import EMPTY, PageContent, Slot, attend, next_token, of_rank, walk
 from shared.messages.worker import Sampled, StepItem
 from shared.packed import unpack
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 class Device:
     """What a worker process loses when it ends."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "World", rank: int) -> None:
+        self._rank = rank
         self._world = world
         self._size = world.plan.settings.page_size
         self._slots: list[Slot] = [EMPTY] * (world.plan.device_pages * self._size)
@@ -57,11 +58,12 @@ class Device:
 
     def forward(self, item: StepItem, root: int) -> list[Sampled]:
         """Read the whole prefix, compute the item's tokens, sample if it says so."""
-        after = attend(root, [self._slots[self._slot(item.row, at)] for at in range(item.start)])
+        after = attend(root, [self._slots[self._slot(item.row, at)] for at in range(item.start)], self._rank)
         tokens = unpack(item.tokens).tolist() or [self._last[item.row]]
-        for at, slot in enumerate(walk(after, tokens), item.start):
+        slots = walk(after, tokens)
+        after = slots[-1].after
+        for at, slot in enumerate(of_rank(slots, self._rank), item.start):
             self._slots[self._slot(item.row, at)] = slot
-            after = slot.after
         self._broken.discard(item.row)
         self._length[item.row] = item.start + len(tokens)
         if item.sampling is None:

@@ -30,6 +30,7 @@ class Ask:
     namespace: Namespace
     priority: int
     turns: int  # follow-ups that may come
+    root: int = 0  # hash that sequences of its namespace start from
     expected: list[int] = field(default_factory=list)
     got: list[int] = field(default_factory=list)
     request_id: str = ""
@@ -37,7 +38,8 @@ class Ask:
     ended: str = ""  # how
 
     def __post_init__(self) -> None:
-        after = root(namespace_seed(self.namespace.tenant, self.namespace.lora_id, self.namespace.extra_key))
+        names = self.namespace
+        after = self.root = root(namespace_seed(names.tenant, names.lora_id, names.extra_key))
         for token in self.prompt:
             after = follow(after, token)
         while len(self.expected) < self.max_tokens:
@@ -57,9 +59,8 @@ class Traffic:
         size = self._plan.settings.page_size
         longest = max(1, min(self._plan.max_context, (self._plan.device_pages - 1) * size) - 4)
         self._longest = longest
-        self._families = [
-            [rng.randint(1, VOCABULARY) for _ in range(rng.randint(1, longest))] for _ in range(self._plan.families)
-        ]
+        lengths = [rng.randint(longest // 3, longest) for _ in range(self._plan.families)]
+        self._families = [[rng.randint(1, VOCABULARY) for _ in range(max(1, length))] for length in lengths]
 
     def stored_families(self) -> list[list[int]]:
         """Those that L3 has from an earlier life of the stack."""
@@ -114,6 +115,7 @@ class SimGateway(Process):
         ask.attempts += 1
         ask.request_id = f"r{self.key.epoch}.{self._number}"
         self.open[ask.request_id] = ask
+        self.world.roots[ask.request_id] = ask.root
         self._unplaced.append(ask)
         self._place()
 
@@ -225,5 +227,6 @@ class SimGateway(Process):
             self.world.fail(f"{ask.request_id} was rejected with {code} {text!r}")
 
     def _end(self, ask: Ask, how: str) -> None:
+        self.world.ended += not ask.ended
         ask.ended = how
         self.world.seen[f"request {how.split(':')[0]}"] += 1

@@ -15,13 +15,11 @@ from shared.page_hash import DIGEST_BYTES
 if TYPE_CHECKING:
     from kvtide.simulation.worker import SimWorker
 
-RANK = 0
-
 
 def step_job(worker: "SimWorker", epoch: int, message: RunStep, loads: list[Job], lost: list[int]) -> Job:
     """A forward pass behind `loads`; `lost` are loads that have failed or were never seen."""
     world, rng, device = worker.world, worker.rng, worker.device
-    roots = world.step_roots[epoch, message.op_id]
+    roots = [world.roots[item.request_id] for item in message.items]
     sampled: list[Sampled] = []
     reason = ""
     spoil = False
@@ -45,9 +43,9 @@ def step_job(worker: "SimWorker", epoch: int, message: RunStep, loads: list[Job]
 
     def answer() -> Message:
         if reason:
-            return StepFailed(message.op_id, RANK, reason, lost + [load.op_id for load in loads if not load.ok])
+            return StepFailed(message.op_id, worker.rank, reason, lost + [load.op_id for load in loads if not load.ok])
         job.ok = True
-        return StepDone(message.op_id, RANK, sampled, 0.0)
+        return StepDone(message.op_id, worker.rank, sampled, 0.0)
 
     first, second = rng.uniform(0.0, world.plan.step_s), rng.uniform(0.0, world.plan.step_s)
     job = Job(message.op_id, epoch, list(loads), [(0.0, begin), (first, compute), (second, _nothing)], answer)
@@ -65,16 +63,16 @@ def write_job(worker: "SimWorker", epoch: int, message: WritePages, segment: Seg
     def copy(positions: range) -> None:
         for position in positions:
             content = worker.device.read(device[position])
-            segment.content[host[position]] = content
+            segment.content[worker.rank][host[position]] = content
             sums[position] = checksum([content])
 
     def answer() -> Message:
         if job.cancelled and len(sums) < len(host):
-            return Cancelled(message.op_id, RANK, b"")
+            return Cancelled(message.op_id, worker.rank, b"")
         if failed or any(not step.ok for step in waits):
-            return OperationFailed(message.op_id, RANK, "error", -1, b"")
+            return OperationFailed(message.op_id, worker.rank, "error", -1, b"")
         job.ok = True
-        return WriteDone(message.op_id, RANK, b"".join(sums[each] for each in range(len(host))), 0.0)
+        return WriteDone(message.op_id, worker.rank, b"".join(sums[each] for each in range(len(host))), 0.0)
 
     job = Job(message.op_id, epoch, waits, _copy_parts(worker, len(host), copy), answer, stop_early=True)
     return job
@@ -89,25 +87,25 @@ def load_job(worker: "SimWorker", epoch: int, message: LoadPages, segment: Segme
 
     def copy(positions: range) -> None:
         for position in positions:
-            name, content = segment.names.get(host[position]), segment.content[host[position]]
+            name, content = segment.names.get(host[position]), segment.content[worker.rank][host[position]]
             if name is None or name.digest != message.digests[position * DIGEST_BYTES :][:DIGEST_BYTES]:
                 bad["name"].append(position)
-            elif name.checksums != checksum([content]):
+            elif name.checksums[4 * worker.rank :][:4] != checksum([content]):
                 bad["checksum"].append(position)
             worker.device.fill(device[position], content)
             done.add(position)
 
     def answer() -> Message:
         if job.cancelled and len(done) < len(host):
-            return Cancelled(message.op_id, RANK, b"")
+            return Cancelled(message.op_id, worker.rank, b"")
         if bad["name"]:
             worker.world.fail(f"load {message.op_id} named host pages that have no or another name")
         if bad["checksum"]:
-            return OperationFailed(message.op_id, RANK, "checksum", 0, pack(bad["checksum"]))
+            return OperationFailed(message.op_id, worker.rank, "checksum", 0, pack(bad["checksum"]))
         if failed:
-            return OperationFailed(message.op_id, RANK, "error", -1, b"")
+            return OperationFailed(message.op_id, worker.rank, "error", -1, b"")
         job.ok = True
-        return LoadDone(message.op_id, RANK, 0.0)
+        return LoadDone(message.op_id, worker.rank, 0.0)
 
     job = Job(message.op_id, epoch, [], _copy_parts(worker, len(host), copy), answer, stop_early=True)
     return job
@@ -116,6 +114,7 @@ def load_job(worker: "SimWorker", epoch: int, message: LoadPages, segment: Segme
 def _copy_parts(worker: "SimWorker", pages: int, copy: Callable[[range], None]) -> list[tuple[float, Action]]:
     middle = worker.rng.randint(0, pages)
     first, second, third = (worker.rng.uniform(0.0, worker.world.plan.copy_s) / 3 for _ in range(3))
+    second += worker.world.stall_s
     return [
         (first, lambda: copy(range(middle))),
         (second, lambda: copy(range(middle, pages))),

@@ -1,21 +1,25 @@
-"""Messages between the scheduler and its peers: late, lost, doubled; in order on each link, as ZeroMQ keeps them."""
+"""Messages between the scheduler and its peers: lost, doubled, late, kept for a process's successor (as ZeroMQ may do),
+otherwise in order on each link."""
 
 import random
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Any
 
 from kvtide.simulation.clock import Action
 from kvtide.simulation.plan import Plan
 from services.scheduler.core.events import PeerKey
-from shared.messages.common import Message
+from shared.messages.common import Heartbeat, Message
 from shared.messages.storage import PeerExited
 from shared.messages.worker import RunStep
 
 if TYPE_CHECKING:
-    from kvtide.simulation.process import Process
+    from kvtide.simulation.process import Pausable, Process
     from kvtide.simulation.shell import Shell
     from kvtide.simulation.world import World
 
 
+LATE_S = (0.01, 0.3, 5.0)  # how long a late message may take
+MOST_KEPT = 16  # messages for one successor
 HELD_S = 0.1  # between two tries to bring a safe message over a cut link
 
 
@@ -26,47 +30,65 @@ class Network:
         self._world = world
         self._plan = plan
         self._rng = random.Random(f"network {plan.seed}")
+        self._lossy = plan.lose + plan.duplicate + plan.late > 0
         self._last: dict[tuple[str, bool], float] = {}  # arrival of a link's last message
         self.scheduler: Shell | None = None
+        self._kept: dict[str, deque[tuple[Any, ...]]] = {}  # for processes that have ended
         self.peers: dict[str, Process] = {}  # by identity
         self.cut: set[str] = set()  # identities that nothing reaches, and that reach nobody
 
     def to_scheduler(self, sender: PeerKey, receiver_epoch: int, message: Message) -> None:
         """A peer sends."""
-
-        def arrive() -> None:
-            shell = self.scheduler
-            if shell is not None:
-                shell.deliver(lambda: shell.take(sender, receiver_epoch, message))
-
         safe = sender.identity.startswith("gateway") or isinstance(message, PeerExited)
-        self._send(sender.identity, True, arrive, safe=safe)
+        self._send((sender.identity, True), safe, False, self._to_scheduler, sender, receiver_epoch, message)
+
+    def _to_scheduler(self, sender: PeerKey, receiver_epoch: int, message: Message) -> None:
+        shell = self.scheduler
+        if shell is not None:
+            shell.deliver(shell.take, sender, receiver_epoch, message)
+        else:
+            self._keep("scheduler", sender, receiver_epoch, message)
 
     def to_peer(self, sender_epoch: int, receiver: PeerKey, message: Message) -> None:
         """The scheduler sends. A step may not overtake the one before it, so none is lost where two are in flight."""
         safe = receiver.identity.startswith("gateway")
         ordered = isinstance(message, RunStep) and self._plan.max_steps > 1
+        self._send((receiver.identity, False), safe, ordered, self._to_peer, sender_epoch, receiver, message)
 
-        def arrive() -> None:
-            process = self.peers.get(receiver.identity)
-            if process is not None:
-                process.deliver(lambda: process.take(sender_epoch, receiver.epoch, message))
+    def _to_peer(self, sender_epoch: int, receiver: PeerKey, message: Message) -> None:
+        process = self.peers.get(receiver.identity)
+        if process is not None and process.alive:
+            process.deliver(process.take, sender_epoch, receiver.epoch, message)
+        else:
+            self._keep(receiver.identity, sender_epoch, receiver.epoch, message)
 
-        self._send(receiver.identity, False, arrive, safe=safe, lossless=ordered)
+    def _keep(self, identity: str, *args: Any) -> None:
+        if not isinstance(args[-1], Heartbeat):
+            self._kept.setdefault(identity, deque(maxlen=MOST_KEPT)).append(args)
 
-    def _deliver(self, identity: str, arrive: Action, safe: bool) -> None:
+    def succeed(self, identity: str, process: "Pausable", take: Action) -> None:
+        """A process has a successor: now and then it gets what was sent to the one before."""
+        kept = self._kept.pop(identity, ())
+        if kept and self._rng.random() < 0.5:
+            self._world.seen["message_kept"] += len(kept)
+            delay = self._rng.choice([0.01, 0.2, 1.0]) * self._rng.random()
+            for args in kept:
+                self._world.clock.after(delay, process.deliver, take, *args)
+
+    def _deliver(self, identity: str, safe: bool, arrive: Action, args: tuple[Any, ...]) -> None:
         if identity not in self.cut:
-            arrive()
+            arrive(*args)
         elif safe:
-            self._world.clock.after(HELD_S, lambda: self._deliver(identity, arrive, safe))
+            self._world.clock.after(HELD_S, self._deliver, identity, safe, arrive, args)
 
-    def _send(self, identity: str, up: bool, arrive: Action, *, safe: bool, lossless: bool = False) -> None:
+    def _send(self, link: tuple[str, bool], safe: bool, lossless: bool, arrive: Action, *args: Any) -> None:
         """`safe`: nobody asks for the message again, so that only a process's end loses it. `lossless`: only a cut."""
+        identity = link[0]
         if identity in self.cut and not safe:
             return
-        clock, rng, link = self._world.clock, self._rng, (identity, up)
+        clock, rng = self._world.clock, self._rng
         copies = 1
-        if clock.now < self._plan.faults_end and not safe and not lossless:
+        if self._lossy and not safe and not lossless and clock.now < self._plan.faults_end:
             chance = rng.random()
             if chance < self._plan.lose:
                 self._world.seen["message_lost"] += 1
@@ -74,7 +96,12 @@ class Network:
             if chance < self._plan.lose + self._plan.duplicate:
                 self._world.seen["message_doubled"] += 1
                 copies = 2
+            if rng.random() < self._plan.late:
+                self._world.seen["message_late"] += 1
+                delay = rng.choice(LATE_S) * rng.random()
+                clock.after(self._plan.latency_s + delay, self._deliver, identity, safe, arrive, args)
+                copies -= 1
         for _ in range(copies):
-            at = max(self._last.get(link, 0.0), clock.now + rng.uniform(0.1, 1.0) * self._plan.latency_s)
+            at = max(self._last.get(link, 0.0), clock.now + (0.1 + 0.9 * rng.random()) * self._plan.latency_s)
             self._last[link] = at
-            clock.after(at - clock.now, lambda: self._deliver(identity, arrive, safe))
+            clock.after(at - clock.now, self._deliver, identity, safe, arrive, args)

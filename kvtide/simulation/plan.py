@@ -17,6 +17,8 @@ FaultKind = Literal[
     "pause_scheduler",
     "cut_worker",
     "cut_storage",
+    "zombie_worker",
+    "stall_copy",
     "slow_l3",
     "failing_l3",
     "corrupt_l3",
@@ -33,6 +35,7 @@ class Fault:
     at: float  # seconds
     kind: FaultKind
     seconds: float  # how long it lasts (a killed process is away that long)
+    target: int = 0  # which of the workers or storages
 
 
 @dataclass
@@ -43,7 +46,8 @@ class Plan:
     settings: CoreSettings
     device_pages: int  # page 0 included
     host_pages: int  # page 0 included; 0 = no storage
-    backend: bool  # storage has an L3
+    backends: list[str]  # of each storage the id of its L3, or "none"
+    joins: list[float]  # seconds at which each storage starts for the first time
     rows: int
     max_context: int  # tokens
     max_steps: int
@@ -61,6 +65,7 @@ class Plan:
     l3_s: float  # of an L3 batch, at most
     lose: float = 0.0  # share of messages between scheduler and worker or storage
     duplicate: float = 0.0
+    late: float = 0.0  # share that others overtake, by up to LATE_S
     fail_step: float = 0.0  # share of operations that fail by themselves
     fail_copy: float = 0.0
     faults: list[Fault] = field(default_factory=list)
@@ -68,61 +73,76 @@ class Plan:
     @cached_property
     def faults_end(self) -> float:
         """From then on everything works."""
-        return max([self.traffic_s, *(fault.at + fault.seconds for fault in self.faults)])
+        return max([self.traffic_s, *self.joins, *(fault.at + fault.seconds for fault in self.faults)])
 
 
 def make_plan(seed: int) -> Plan:
     """Draw a plan. One seed in three has no fault, one a few, one many."""
     rng = random.Random(f"plan {seed}")
+    policies = ("write_through", "write_through", "write_through_selective", "write_back", "write_back")
     page_size = rng.choice([1, 2, 4])
-    device_pages = rng.randint(5, 30)
-    host_pages = 0 if rng.random() < 0.1 else rng.randint(3, 60)
+    device_pages = rng.choice([rng.randint(5, 12), rng.randint(10, 30)])
+    host_pages = 0 if rng.random() < 0.07 else rng.choice([rng.randint(3, 16), rng.randint(16, 100)])
     trouble = rng.choice([0, 0, 1, 1, 2, 2])
     settings = CoreSettings(
         page_size=page_size,
-        write_policy=rng.choice(["write_through", "write_through", "write_through_selective"]),
+        write_policy=rng.choice(policies),
         eviction=rng.choice(["lru", "priority"]),
-        load_back_threshold=rng.choice([0, 1, 4, 10]),
+        load_back_threshold=rng.choice([0, 1, 3, 6]),
         prefetch=rng.random() < 0.9,
-        prefetch_threshold=rng.choice([0, 1, 2, 4, 8]),
+        prefetch_threshold=rng.choice([0, 1, 2, 4]),
         prefetch_policy=rng.choice(["best_effort", "wait_complete", "timeout"]),
         host_tier=host_pages > 0,
         max_running=rng.randint(1, 6),
-        max_queued=rng.choice([4, 1024, 1024, 1024]),
-        token_budget=rng.choice([1, 3, 8, 16, 64]),
+        max_queued=rng.choice([4, *[1024] * 7]),
+        token_budget=rng.choice([2, 5, 8, 16, 64]),
         request_timeout_s=600.0,
+        tp_size=rng.choice([1, 1, 1, 1, 2]),
+        adoption=rng.random() < 0.9,
     )
     plan = Plan(
         seed=seed,
         settings=settings,
         device_pages=device_pages,
         host_pages=host_pages,
-        backend=rng.random() < 0.8,
+        backends=[],
+        joins=[],
         rows=rng.randint(1, 6),
         max_context=rng.choice([(device_pages + 3) * page_size, max(4, device_pages * page_size // 2)]),
         max_steps=rng.choice([1, 1, 2]),
         credits=rng.choice([1, 2, 32]),
         segment_budget=rng.choice([1, 1, 2]),
-        requests=rng.randint(8, 40),
-        traffic_s=rng.choice([0.2, 1.0, 3.0, 10.0]),
-        families=rng.randint(1, 6),
-        stored=rng.choice([0.0, 0.5, 1.0]),
+        requests=rng.randint(8, 32),
+        traffic_s=rng.choice([0.2, 1.0, 3.0, 10.0, 50.0]),
+        families=rng.randint(2, 7),
+        stored=rng.choice([0.0, 0.6, 1.0]),
         abort_share=rng.choice([0.0, 0.1, 0.4]),
         beat_s=rng.choice([1.0, 5.0]),
         latency_s=rng.choice([0.0005, 0.005, 0.02]),
         copy_s=rng.choice([0.005, 0.05, 0.3]),
         step_s=rng.choice([0.01, 0.05]),
-        l3_s=rng.choice([0.005, 0.1, 1.0]),
+        l3_s=rng.choice([0.005, 0.05, 0.6]),
     )
+    if host_pages:
+        _add_storages(plan, rng)
     if trouble:
         _add_faults(plan, rng, trouble)
     return plan
+
+
+def _add_storages(plan: Plan, rng: random.Random) -> None:
+    count = rng.choice([1, 1, 1, 2, 3])
+    shared = rng.random() < 0.5
+    for number in range(count):
+        plan.backends.append("none" if rng.random() < 0.2 else "l3" if shared else f"l3-{number}")
+        plan.joins.append(rng.uniform(0.0, plan.traffic_s) if number and rng.random() < 0.3 else 0.0)
 
 
 def _add_faults(plan: Plan, rng: random.Random, trouble: int) -> None:
     if rng.random() < 0.5:
         plan.lose = rng.choice([0.0, 0.005, 0.05])
         plan.duplicate = rng.choice([0.0, 0.02, 0.1])
+        plan.late = rng.choice([0.0, 0.0, 0.005, 0.03])
     if rng.random() < 0.4:
         plan.fail_step = rng.choice([0.02, 0.15])
     if rng.random() < 0.4:
@@ -130,6 +150,8 @@ def _add_faults(plan: Plan, rng: random.Random, trouble: int) -> None:
     kinds = list(FAULT_KINDS)
     for _ in range(rng.randint(1, 2) if trouble == 1 else rng.randint(2, 7)):
         kind, seconds = rng.choice(kinds), rng.choice([0.05, 0.5, 4.0, 20.0, 45.0])
+        if kind == "kill_scheduler":  # while there are requests, so that a successor finds something to adopt
+            seconds = min(seconds, 4.0)
         if kind == "cut_worker" and plan.max_steps > 1:  # a short one would lose one of two steps without a notice
             seconds = max(seconds, 5 * plan.beat_s)
-        plan.faults.append(Fault(rng.uniform(0.05, plan.traffic_s * 1.2), kind, seconds))
+        plan.faults.append(Fault(rng.uniform(0.05, plan.traffic_s * 1.2), kind, seconds, rng.randrange(6)))

@@ -1,7 +1,7 @@
 """A simulated peer process: it can be paused and killed, and speaks to the scheduler as `shared.link` does."""
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvtide.simulation.clock import Action
 from services.scheduler.core.events import PeerKey
@@ -19,18 +19,18 @@ class Pausable:
         self.world = world
         self.alive = True
         self.paused = False
-        self._inbox: list[Action] = []
+        self._inbox: list[tuple[Action, tuple[Any, ...]]] = []
 
-    def deliver(self, action: Action) -> None:
+    def deliver(self, action: Action, *args: Any) -> None:
         """Run now, or when the process goes on."""
         if self.paused:
-            self._inbox.append(action)
+            self._inbox.append((action, args))
         elif self.alive:
-            action()
+            action(*args)
 
-    def later(self, delay: float, action: Action) -> None:
+    def later(self, delay: float, action: Action, *args: Any) -> None:
         """Run after a while of virtual time."""
-        self.world.clock.after(delay, lambda: self.deliver(action))
+        self.world.clock.after(delay, self.deliver, action, *args)
 
     def pause(self) -> None:
         """SIGSTOP."""
@@ -40,8 +40,8 @@ class Pausable:
         """SIGCONT."""
         self.paused = False
         held, self._inbox = self._inbox, []
-        for action in held:
-            self.deliver(action)
+        for action, args in held:
+            self.deliver(action, *args)
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -60,6 +60,7 @@ class Process(Pausable, ABC):
         self._heard = 0.0
         self._interval = world.plan.beat_s
         world.network.peers[identity] = self
+        world.network.succeed(identity, self, self.take)
         self.later(world.rng.uniform(0.0, 0.05), self._beat)
 
     @abstractmethod

@@ -2,25 +2,40 @@
 
 from typing import NamedTuple
 
+from msgspec.structs import force_setattr
+
 from kvtide.simulation.content import EMPTY, PageContent
 from services.scheduler.core.events import PeerKey
-from shared.geometry import PageGeometry
+from shared.geometry import PageGeometry, Part
 from shared.messages.storage import SegmentInfo
+
+
+def geometry(page_size: int, rank: int, ranks: int) -> PageGeometry:
+    """One byte-sized part. (PageGeometry itself refuses more ranks than one until there is a layout for them.)"""
+    made = PageGeometry(page_size, 1, (Part("k", 1, 1, "float32"),))
+    force_setattr(made, "tp_rank", rank)
+    force_setattr(made, "tp_size", ranks)
+    return made
 
 
 class Name(NamedTuple):
     """What the name table says of a page."""
 
     digest: bytes
-    checksums: bytes
+    checksums: bytes  # uint32 for each rank
 
 
 class Segment:
     """Pages, their names, and who maps them."""
 
+    def parts(self, page: int) -> tuple[PageContent, ...]:
+        """What a page holds, for each rank."""
+        return tuple(pages[page] for pages in self.content)
+
     def __init__(self, storage_id: str, epoch: int, pages: int, geometry: PageGeometry, model: bytes) -> None:
         self.info = SegmentInfo(storage_id, f"/sim/{storage_id}.{epoch}", epoch, pages, 1, pages - 1, geometry, model)
-        self.content: list[PageContent] = [(EMPTY,) * geometry.page_size] * pages
+        empty = (EMPTY,) * geometry.page_size
+        self.content: list[list[PageContent]] = [[empty] * pages for _ in range(geometry.tp_size)]  # by rank
         self.names: dict[int, Name] = {}
         self.holders: set[PeerKey] = set()
         self.exited: set[PeerKey] = set()  # processes that held it when they ended

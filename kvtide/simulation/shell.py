@@ -3,20 +3,20 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvtide.simulation import content
 from kvtide.simulation.process import Pausable
 from services.scheduler.core.core import Core
-from services.scheduler.core.events import DeadlineReached, Event, PeerKey, PeerLost, PeerUp, Received, Send
-from services.scheduler.core.integrity import check_integrity
-from services.scheduler.core.operations import Step
+from services.scheduler.core.events import DeadlineReached, Event, PeerKey, PeerLost, PeerUp, Received
+from services.scheduler.core.integrity import check_integrity, check_sums
 from shared.link import MISSED_BEATS
 from shared.messages.common import Heartbeat, HelloWanted, Message, Refused
 from shared.messages.gateway import GatewayHello
 from shared.messages.storage import StorageHello
-from shared.messages.worker import RunStep, WorkerHello
+from shared.messages.worker import WorkerHello
 
 if TYPE_CHECKING:
     from kvtide.simulation.world import World
+
+CHECK_EVERY = 8  # events between two full checks; the sums are checked after each, and with a trace everything is
 
 
 @dataclass
@@ -40,6 +40,7 @@ class Shell(Pausable):
         self._records: dict[str, Record] = {}
         self._armed = float("inf")
         world.network.scheduler = self
+        world.network.succeed("scheduler", self, self.take)
         self.later(world.plan.beat_s, self._beat)
 
     def take(self, peer: PeerKey, receiver_epoch: int, message: Any) -> None:
@@ -88,18 +89,12 @@ class Shell(Pausable):
         for command in self.core.handle(event, world.clock.now):
             if world.traced:
                 world.note(f"      {command.peer.identity} <-- {command.message!r}")
-            self._deliver(command)
-        check_integrity(self.core)
+            self._send(command.peer, command.message)
+        if world.traced or world.events % CHECK_EVERY == 0 or not isinstance(event, Received | DeadlineReached):
+            check_integrity(self.core)
+        else:
+            check_sums(self.core)
         self._arm()
-
-    def _deliver(self, command: Send) -> None:
-        message = command.message
-        if isinstance(message, RunStep):
-            step = self.core.state.operations.table.get(message.op_id)
-            if isinstance(step, Step):
-                roots = [content.root(request.seed) for request, _, _, _ in step.requests]
-                self.world.step_roots[self.epoch, message.op_id] = roots
-        self._send(command.peer, message)
 
     def _send(self, peer: PeerKey, message: Message) -> None:
         self.world.network.to_peer(self.epoch, peer, message)

@@ -10,6 +10,8 @@ from kvtide.simulation.segment import Name, Segment
 from services.scheduler.core.events import PeerKey
 from shared.messages.common import Cancel, Cancelled, Fence, Fenced, Message, OperationFailed
 from shared.messages.storage import (
+    Adopted,
+    AdoptPages,
     ArchiveDone,
     ArchivePages,
     BackendInfo,
@@ -18,6 +20,8 @@ from shared.messages.storage import (
     FindPages,
     Found,
     Holder,
+    Inventory,
+    ListPages,
     OpenSegment,
     PeerExited,
     PrefetchDone,
@@ -30,6 +34,7 @@ from shared.messages.storage import (
 )
 from shared.op_log import OpLog, Seen
 from shared.packed import pack, unpack
+from shared.page_hash import split_digests
 
 if TYPE_CHECKING:
     from kvtide.simulation.world import World
@@ -42,7 +47,7 @@ WATCH_S = 1.0
 class StoredPage(NamedTuple):
     """A page in L3."""
 
-    content: PageContent
+    parts: tuple[PageContent, ...]  # for each rank
     checksums: bytes
 
 
@@ -60,8 +65,11 @@ class Transfer:
 class SimStorage(Process):
     """One storage process."""
 
-    def __init__(self, world: "World", identity: str) -> None:
-        super().__init__(world, identity)
+    def __init__(self, world: "World", number: int) -> None:
+        super().__init__(world, f"storage-{number}")
+        self.number = number
+        self.backend_id = world.plan.backends[number]
+        self.store = world.l3[self.backend_id]
         self._rng = random.Random(f"storage {self.key.epoch} {world.plan.seed}")
         self.current: Segment | None = None
         self._log = OpLog()
@@ -77,11 +85,11 @@ class SimStorage(Process):
     def hello(self) -> Message:
         """See StorageHello."""
         plan = self.world.plan
-        kind = "memory" if plan.backend else "none"
+        kind = "none" if self.backend_id == "none" else "memory"
         held = self._scan()
         return StorageHello(
             self.key.identity,
-            BackendInfo("l3", kind, False, True, 0),
+            BackendInfo(self.backend_id, kind, False, True, 0),
             self.current.info if self.current else None,
             [Holder(key.identity, key.epoch, epoch) for key, epoch in sorted(held)],
             plan.segment_budget * plan.host_pages,
@@ -137,7 +145,7 @@ class SimStorage(Process):
                 self._after(message.op_id, self._pace(), lambda: self._open(message))
             case FindPages():
                 self._after(message.op_id, self._pace(), lambda: self._find(message))
-            case CommitPages() | ReleasePages() | PrefetchPages() | ArchivePages():
+            case CommitPages() | ReleasePages() | PrefetchPages() | ArchivePages() | ListPages() | AdoptPages():
                 if self.current is None or self.current.info.epoch != message.segment_epoch:
                     self._answer(self._epoch, message.op_id, self._failed(message.op_id, "segment"))
                 elif isinstance(message, CommitPages):
@@ -146,6 +154,10 @@ class SimStorage(Process):
                     for page in unpack(message.pages).tolist():
                         self.current.names.pop(page, None)
                     self._answer(self._epoch, message.op_id, Released(message.op_id))
+                elif isinstance(message, ListPages):
+                    self._answer(self._epoch, message.op_id, self._list(self.current, message))
+                elif isinstance(message, AdoptPages):
+                    self._answer(self._epoch, message.op_id, self._adopt(self.current, message))
                 elif isinstance(message, PrefetchPages):
                     self._prefetch(self.current, message)
                 else:
@@ -158,11 +170,29 @@ class SimStorage(Process):
         if any(page in segment.names for page in pages):
             self.world.fail(f"commit {message.op_id} of pages that have names")
         for at, page in enumerate(pages):
-            name = Name(message.digests[32 * at : 32 * at + 32], message.checksums[4 * at : 4 * at + 4])
-            if name.checksums != checksum([segment.content[page]]) and page not in segment.spoilt:
+            size = 4 * self.world.ranks
+            name = Name(message.digests[32 * at : 32 * at + 32], message.checksums[size * at : size * at + size])
+            if name.checksums != checksum(segment.parts(page)) and page not in segment.spoilt:
                 self.world.fail(f"commit {message.op_id}: host page {page} was changed after its write was acked")
             segment.names[page] = name
         return Committed(message.op_id)
+
+    def _list(self, segment: Segment, message: ListPages) -> Message:
+        part = range(message.first_page, message.first_page + message.count)
+        pages = [page for page in part if page in segment.names]
+        self.world.seen["inventory_pages"] += len(pages)
+        return Inventory(message.op_id, pack(pages), b"".join(segment.names[page].digest for page in pages))
+
+    def _adopt(self, segment: Segment, message: AdoptPages) -> Message:
+        digests = split_digests(message.digests)
+        named = [
+            at
+            for at, page in enumerate(unpack(message.pages).tolist())
+            if page in segment.names and segment.names[page].digest == digests[at]
+        ]
+        if len(named) < len(digests):
+            self.world.fail(f"adoption {message.op_id} of pages that have no or another name")
+        return Adopted(message.op_id, pack(named))
 
     def _open(self, message: OpenSegment) -> Message:
         plan, world = self.world.plan, self.world
@@ -171,7 +201,7 @@ class SimStorage(Process):
         mapped = sum(
             1 for (storage, _), each in world.segments.items() if storage == self.key.identity and each.holders
         )
-        if mapped >= plan.segment_budget or world.refuse_segment:
+        if mapped >= plan.segment_budget or self.key.identity in world.refusing:
             world.seen["segment_refused"] += 1
             return self._failed(message.op_id, "full")
         if any(not transfer.ended for transfer in self._running):
@@ -199,7 +229,7 @@ class SimStorage(Process):
     # --- L3 -----------------------------------------------------------------------------------------------------
 
     def _find(self, message: FindPages) -> Message:
-        store, hits = self.world.l3, 0
+        store, hits = self.store, 0
         for start in range(0, len(message.digests), 32):
             if message.digests[start : start + 32] not in store:
                 break
@@ -225,14 +255,15 @@ class SimStorage(Process):
                 return
             for at in range(first, min(first + BATCH, len(pages))):
                 digest = message.digests[32 * at : 32 * at + 32]
-                stored = self.world.l3.get(digest)
-                if stored is not None and checksum([stored.content]) != stored.checksums:
+                stored = self.store.get(digest)
+                if stored is not None and checksum(stored.parts) != stored.checksums:
                     corrupt += 1
-                    del self.world.l3[digest]
+                    del self.store[digest]
                     self.world.seen["l3_corrupt_read"] += 1
                     stored = None
                 if stored is not None:
-                    segment.content[pages[at]] = stored.content
+                    for rank, part in enumerate(stored.parts):
+                        segment.content[rank][pages[at]] = part
                     segment.names[pages[at]] = Name(digest, stored.checksums)
                     transfer.named.append(at)
             self._tell(transfer, PrefetchProgress(message.op_id, pack(transfer.named)))
@@ -256,7 +287,7 @@ class SimStorage(Process):
                 if name is None or name.digest != digest:
                     self.world.fail(f"archive {message.op_id} of host page {pages[at]}, which has another name")
                 elif not self.world.failing_l3:
-                    self.world.l3.setdefault(digest, StoredPage(segment.content[pages[at]], name.checksums))
+                    self.store.setdefault(digest, StoredPage(segment.parts(pages[at]), name.checksums))
                     stored.append(at)
             self.later(self._pace(), lambda: batch(first + BATCH))
 

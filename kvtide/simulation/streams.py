@@ -63,11 +63,9 @@ class Stream:
             self._on_end(job, answer)
             self._go_on()
             return
-        delay, action = job.parts[number]
+        self._process.later(job.parts[number][0], self._run, job, number)
 
-        def run() -> None:
-            if not (job.cancelled and job.stop_early):
-                action()
-            self._part(job, number + 1)
-
-        self._process.later(delay, run)
+    def _run(self, job: Job, number: int) -> None:
+        if not (job.cancelled and job.stop_early):
+            job.parts[number][1]()
+        self._part(job, number + 1)

@@ -26,17 +26,16 @@ from shared.op_log import OpLog, Seen
 if TYPE_CHECKING:
     from kvtide.simulation.world import World
 
-RANK = 0
-
 
 class SimWorker(Process):
     """One rank."""
 
-    def __init__(self, world: "World", identity: str) -> None:
-        super().__init__(world, identity)
+    def __init__(self, world: "World", rank: int) -> None:
+        super().__init__(world, f"worker-{rank}")
+        self.rank = rank
         plan = world.plan
         self.rng = random.Random(f"worker {self.key.epoch} {plan.seed}")
-        self.device = Device(world)
+        self.device = Device(world, rank)
         self.mapped: dict[tuple[str, int], Segment] = {}
         self._log = OpLog()
         self._epoch = 0  # of the scheduler whose commands count
@@ -48,7 +47,7 @@ class SimWorker(Process):
         """See WorkerHello."""
         plan = self.world.plan
         return WorkerHello(
-            self.key.identity, RANK, self.world.geometry, self.world.model, plan.device_pages, plan.rows,
+            self.key.identity, self.rank, self.world.geometries[self.rank], self.world.model, plan.device_pages, plan.rows,
             plan.max_context, plan.max_steps, plan.credits,
         )  # fmt: skip
 
@@ -62,9 +61,10 @@ class SimWorker(Process):
     def kill(self) -> None:
         """The kernel unmaps what the process mapped."""
         super().kill()
-        for segment in self.mapped.values():
-            segment.holders.discard(self.key)
-            segment.exited.add(self.key)
+        for segment in self.world.segments.values():
+            if self.key in segment.holders:  # told to drop it or not
+                segment.holders.discard(self.key)
+                segment.exited.add(self.key)
 
     def on_message(self, message: Any) -> None:
         """Carry out a command once."""
@@ -78,7 +78,7 @@ class SimWorker(Process):
                 self.world.seen["answered_again"] += 1
                 self._resend(message.op_id)
             case Seen.STALE:
-                self.send(OperationFailed(message.op_id, RANK, "stale", -1, b""))
+                self.send(OperationFailed(message.op_id, self.rank, "stale", -1, b""))
             case Seen.RUNNING:
                 self.world.seen["asked_while_running"] += 1
 
@@ -91,7 +91,7 @@ class SimWorker(Process):
             case WritePages() | LoadPages():
                 segment = self.mapped.get((message.storage_id, message.segment_epoch))
                 if segment is None:
-                    self._answer(message.op_id, OperationFailed(message.op_id, RANK, "segment", -1, b""))
+                    self._answer(message.op_id, OperationFailed(message.op_id, self.rank, "segment", -1, b""))
                 elif isinstance(message, WritePages):
                     steps = [job for job, kind in self._live.items() if kind is RunStep]
                     self._start(write_job(self, self._epoch, message, segment, steps), self._writes, WritePages)
@@ -105,31 +105,31 @@ class SimWorker(Process):
                 self._answer_after(message.op_id, users, lambda: self._unmap(message.op_id, segment))
             case Fence():
                 self._stop(list(self._live))
-                self._answer_after(message.op_id, set(self._live), lambda: Fenced(message.op_id, RANK))
+                self._answer_after(message.op_id, set(self._live), lambda: Fenced(message.op_id, self.rank))
 
     def _map(self, message: MapSegment) -> None:
         info = message.segment
         segment = self.world.segments.get((info.storage_id, info.epoch))
         if segment is None:
-            self._answer(message.op_id, OperationFailed(message.op_id, RANK, "segment", -1, b""))
+            self._answer(message.op_id, OperationFailed(message.op_id, self.rank, "segment", -1, b""))
             return
         segment.holders.add(self.key)
         self.mapped[info.storage_id, info.epoch] = segment
-        self._answer(message.op_id, SegmentMapped(message.op_id, RANK))
+        self._answer(message.op_id, SegmentMapped(message.op_id, self.rank))
 
     def _unmap(self, op_id: int, segment: Segment | None) -> Message:
         if segment is not None:
             segment.holders.discard(self.key)
-        return SegmentDropped(op_id, RANK)
+        return SegmentDropped(op_id, self.rank)
 
     def _cancel(self, target: int) -> None:
         match self._log.begin(target):
             case Seen.NEW:
-                self._answer(target, Cancelled(target, RANK, b""))
+                self._answer(target, Cancelled(target, self.rank, b""))
             case Seen.DONE:
                 self._resend(target)
             case Seen.STALE:
-                self.send(OperationFailed(target, RANK, "stale", -1, b""))
+                self.send(OperationFailed(target, self.rank, "stale", -1, b""))
             case Seen.RUNNING:
                 self._stop([job for job in self._mine() if job.op_id == target and self._live[job] is not RunStep])
 
@@ -152,7 +152,7 @@ class SimWorker(Process):
         for job in jobs:
             job.cancelled = True
             if not job.begun:
-                self._ended(job, Cancelled(job.op_id, RANK, b""))
+                self._ended(job, Cancelled(job.op_id, self.rank, b""))
 
     def _ended(self, job: Job, answer: Message) -> None:
         self._live.pop(job, None)

@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 from kvtide.simulation import checks
 from kvtide.simulation.clock import Clock
-from kvtide.simulation.content import EMPTY, checksum, root, walk
+from kvtide.simulation.content import checksum, of_rank, root, spoil, walk
 from kvtide.simulation.gateway import Ask, SimGateway, Traffic
 from kvtide.simulation.network import Network
 from kvtide.simulation.plan import Fault, Plan
-from kvtide.simulation.segment import Segment
+from kvtide.simulation.process import Pausable
+from kvtide.simulation.segment import Segment, geometry
 from kvtide.simulation.shell import Shell
 from kvtide.simulation.storage import SimStorage, StoredPage
 from kvtide.simulation.worker import SimWorker
-from shared.geometry import PageGeometry, Part
 from shared.messages.gateway import Usage
 from shared.packed import pack
 from shared.page_hash import chain
@@ -36,33 +36,50 @@ class World:
         self.plan = plan
         self.clock = Clock()
         self.rng = random.Random(f"world {plan.seed}")
-        self.geometry = PageGeometry(plan.settings.page_size, 1, (Part("k", 1, 1, "float32"),))
+        self.geometries = [geometry(plan.settings.page_size, rank, plan.settings.tp_size) for rank in range(self.ranks)]
         self.model = MODEL
         self.seen: Counter[str] = Counter()  # faults, states and outcomes that were reached
         self.events = 0  # of all cores
         self.segments: dict[tuple[str, int], Segment] = {}  # by storage and epoch
-        self.step_roots: dict[tuple[int, int], list[int]] = {}  # (scheduler epoch, op_id) -> namespace of each item
-        self.l3: dict[bytes, StoredPage] = {}
+        self.roots: dict[str, int] = {}  # request id -> hash that its namespace's sequences start from
+        self.l3: dict[str, dict[bytes, StoredPage]] = {each: {} for each in plan.backends}  # by backend id
         self.slow_l3_s = 0.0
-        self.failing_l3 = self.refuse_segment = False
+        self.stall_s = 0.0  # how much longer a copy takes that begins now
+        self.failing_l3 = False
+        self.refusing: set[str] = set()  # storages that open no segment
         self._log = log
         self._epochs = 1000
         self.network = Network(self, plan)
         self.traffic = Traffic(self)
         self._fill_l3()
         self.asks: list[Ask] = []
+        self.ended = 0  # of them
         self.shell = Shell(self)
-        self.worker = SimWorker(self, "worker-0")
-        self.storage = SimStorage(self, "storage-0") if plan.host_pages else None
+        self.workers = [SimWorker(self, rank) for rank in range(self.ranks)]
+        self.storages: list[SimStorage] = []
+        for number in range(len(plan.backends)):
+            self.clock.after(plan.joins[number], self._join, number)
         self.gateway = SimGateway(self, "gateway-0")
+
+    def _join(self, number: int) -> None:
+        self.storages.append(SimStorage(self, number))
+        self.seen["storage_joined"] += number > 0
+
+    @property
+    def ranks(self) -> int:
+        """TP ranks."""
+        return self.plan.settings.tp_size
 
     def _fill_l3(self) -> None:
         size = self.plan.settings.page_size
         for family in self.traffic.stored_families():
             slots = walk(root(b""), family)
+            walks = [of_rank(slots, rank) for rank in range(self.ranks)]
             for at, digest in enumerate(chain(b"", pack(family), size)):
-                page = tuple(slots[at * size : at * size + size])
-                self.l3[digest] = StoredPage(page, checksum([page]))
+                parts = tuple(tuple(part[at * size : at * size + size]) for part in walks)
+                for backend_id, store in self.l3.items():
+                    if backend_id != "none" and self.rng.random() < 0.97:
+                        store[digest] = StoredPage(parts, checksum(parts))
 
     def new_epoch(self) -> int:
         """Epochs rise over the whole run."""
@@ -96,10 +113,11 @@ class World:
         for fault in self.plan.faults:
             self.clock.after(fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
         limit = self.plan.faults_end + SETTLE_S
-        while not self._is_over():
-            if not self.clock.step() or self.clock.now > limit or self.clock.steps > MAX_ACTIONS:
-                self.fail(f"not over after {self.clock.steps} actions: {checks.unfinished(self)}")
-            if self.clock.steps % CHECK_EVERY == 0:
+        clock, peace = self.clock, self.plan.faults_end
+        while clock.now < peace or not self._is_over():
+            if not clock.step() or clock.now > limit or clock.steps > MAX_ACTIONS:
+                self.fail(f"not over after {clock.steps} actions: {checks.unfinished(self)}")
+            if clock.steps % CHECK_EVERY == 0:
                 checks.check_contents(self)
         checks.check_contents(self)
         checks.check_end(self)
@@ -115,9 +133,7 @@ class World:
         self.gateway.ask(ask)
 
     def _is_over(self) -> bool:
-        if self.clock.now < self.plan.faults_end or len(self.asks) < self.plan.requests:
-            return False
-        return checks.is_quiet(self)
+        return self.ended >= self.plan.requests and checks.is_quiet(self)
 
     # --- faults -------------------------------------------------------------------------------------------------
 
@@ -127,44 +143,71 @@ class World:
         action, _, part = fault.kind.partition("_")
         match action:
             case "kill":
-                self._kill(part, fault.seconds)
+                self._kill(part, fault)
             case "pause":
-                process = self.shell if part == "scheduler" else self.worker if part == "worker" else self.storage
+                process = self._process(part, fault.target)
                 if process is not None and process.alive and not process.paused:
                     process.pause()
                     self.clock.after(fault.seconds, process.resume)
+            case "zombie":
+                self._replace_paused(fault.target % self.ranks, fault.seconds)
             case "cut":
-                identity = f"{part}-0"
+                identity = f"{part}-{fault.target % (self.ranks if part == 'worker' else max(1, len(self.storages)))}"
                 self.network.cut.add(identity)
                 self.clock.after(fault.seconds, lambda: self.network.cut.discard(identity))
             case _:
                 self._trouble(fault)
 
-    def _kill(self, part: str, seconds: float) -> None:
-        process = {"worker": self.worker, "storage": self.storage, "gateway": self.gateway, "scheduler": self.shell}[
-            part
-        ]
+    def _process(self, part: str, target: int) -> Pausable | None:
+        match part:
+            case "worker":
+                return self.workers[target % self.ranks]
+            case "storage":
+                return self.storages[target % len(self.storages)] if self.storages else None
+            case "gateway":
+                return self.gateway
+        return self.shell
+
+    def _kill(self, part: str, fault: Fault) -> None:
+        process = self._process(part, fault.target)
         if process is None or not process.alive:
             return
         process.kill()
         if part == "scheduler":
             self.network.scheduler = None
-        self.clock.after(seconds, lambda: self._restart(part))
+        self.clock.after(fault.seconds, self._restart, part, process)
 
-    def _restart(self, part: str) -> None:
+    def _replace_paused(self, rank: int, seconds: float) -> None:
+        """A worker hangs and is replaced; it wakes up later, writes on for a while, and then ends."""
+        old = self.workers[rank]
+        if not old.alive or old.paused:
+            return
+        old.pause()
+        self.clock.after(seconds / 3, self._restart, "worker", old)
+        self.clock.after(seconds, old.resume)
+        self.clock.after(seconds + 1.0, self._end_zombie, old)
+
+    def _end_zombie(self, old: SimWorker) -> None:
+        if old not in self.workers and old.alive:
+            old.kill()
+
+    def _restart(self, part: str, old: Pausable) -> None:
         self.note(f"*** {part} is back")
-        match part:
-            case "worker":
-                self.worker = SimWorker(self, "worker-0")
-            case "storage":
-                self.storage = SimStorage(self, "storage-0")
-            case "gateway":
+        match old:
+            case SimWorker() if old in self.workers:
+                self.workers[old.rank] = SimWorker(self, old.rank)
+            case SimStorage() if old in self.storages:
+                self.storages[self.storages.index(old)] = SimStorage(self, old.number)
+            case SimGateway():
                 self.gateway = SimGateway(self, "gateway-0")
-            case "scheduler":
+            case Shell():
                 self.shell = Shell(self)
 
     def _trouble(self, fault: Fault) -> None:
         match fault.kind:
+            case "stall_copy":
+                self.stall_s = fault.seconds
+                self.clock.after(fault.seconds / 4, lambda: setattr(self, "stall_s", 0.0))
             case "slow_l3":
                 self.slow_l3_s = fault.seconds / 4
                 self.clock.after(fault.seconds, lambda: setattr(self, "slow_l3_s", 0.0))
@@ -172,18 +215,27 @@ class World:
                 self.failing_l3 = True
                 self.clock.after(fault.seconds, lambda: setattr(self, "failing_l3", False))
             case "refuse_segment":
-                self.refuse_segment = True
-                self.clock.after(fault.seconds, lambda: setattr(self, "refuse_segment", False))
+                identity = f"storage-{fault.target % max(1, len(self.storages))}"
+                self.refusing.add(identity)
+                self.clock.after(fault.seconds, self.refusing.discard, identity)
             case "corrupt_l3":
-                for digest in self.rng.sample(sorted(self.l3), len(self.l3) // 2):
-                    stored = self.l3[digest]
-                    if self.rng.random() < 0.5:
-                        del self.l3[digest]  # truncated: its header says so, and it is a miss
-                    else:
-                        self.l3[digest] = stored._replace(content=(EMPTY, *stored.content[1:]))
+                for store in self.l3.values():
+                    self._corrupt(store)
             case "corrupt_host":
-                segment = self.storage.current if self.storage else None
-                if segment is not None and segment.names:
-                    page = self.rng.choice(sorted(segment.names))
-                    segment.content[page] = (EMPTY, *segment.content[page][1:])
-                    segment.spoilt.add(page)
+                self._corrupt_host(fault.target)
+
+    def _corrupt(self, store: dict[bytes, StoredPage]) -> None:
+        for digest in self.rng.sample(sorted(store), len(store) // 2):
+            stored = store[digest]
+            if self.rng.random() < 0.5:
+                del store[digest]  # truncated: its header says so, and it is a miss
+            else:
+                store[digest] = stored._replace(parts=(*stored.parts[:-1], spoil(stored.parts[-1])))
+
+    def _corrupt_host(self, target: int) -> None:
+        segment = self.storages[target % len(self.storages)].current if self.storages else None
+        if segment is not None and segment.names:
+            rank = target % self.ranks
+            for page in self.rng.sample(sorted(segment.names), (len(segment.names) + 1) // 2):
+                segment.content[rank][page] = spoil(segment.content[rank][page])
+                segment.spoilt.add(page)

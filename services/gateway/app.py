@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.chat import Chat
 from services.gateway.completions import Completions
+from services.gateway.dashboard.routes import dashboard_routes
 from services.gateway.errors import ApiError
 from services.gateway.generate import Generate
 from services.gateway.grammar import GrammarChecker
@@ -24,7 +25,7 @@ from services.gateway.records import Records
 from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.token_routes import JsonRoute, TokenRoutes
 
-OPEN_PATHS = ("/health", "/metrics")  # for probes, which have no key
+OPEN_PATHS = frozenset(("/health", "/metrics"))  # for probes, which have no key; so is the dashboard's page, empty yet
 
 
 def build_app(
@@ -46,9 +47,12 @@ def build_app(
         Route("/detokenize", JsonRoute(tokens.detokenize), methods=["POST"]),
         Route("/openapi.json", OpenApi(model, bool(keys)).page),
     ]
+    page = dashboard_routes()
+    open_paths = OPEN_PATHS | {route.path for route in page}
+    routes += page
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Front, keys=keys, metrics=metrics, routes=routes)],
+        middleware=[Middleware(Front, keys=keys, metrics=metrics, routes=routes, open_paths=open_paths)],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _bug},
     )
     app.router.redirect_slashes = False
@@ -58,10 +62,18 @@ def build_app(
 class Front:
     """Asks for a key where there are any, and counts answers by route and status."""
 
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...], metrics: GatewayMetrics, routes: list[BaseRoute]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: tuple[str, ...],
+        metrics: GatewayMetrics,
+        routes: list[BaseRoute],
+        open_paths: frozenset[str],
+    ) -> None:
         self._app = app
         self._keys = [key.encode() for key in keys]
         self._metrics = metrics
+        self._open_paths = open_paths
         self._labels = {route.path for route in routes if isinstance(route, Route)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,7 +86,7 @@ class Front:
                 self._metrics.http.add(label, str(message["status"]))
             await send(message)
 
-        if path in OPEN_PATHS or self._allowed(Headers(scope=scope).get("authorization", "")):
+        if path in self._open_paths or self._allowed(Headers(scope=scope).get("authorization", "")):
             await self._app(scope, receive, counted)
             return
         message = "no API key or a wrong one: send the header Authorization: Bearer <key>, one of gateway.api_keys"

@@ -74,6 +74,7 @@ def document(model: Model, keys: bool) -> Schema:
         "/openapi.json": _get("This page.", "Status", auth),
         "/health": _get("Is every part ready?", "Health", ()),
         "/metrics": _get("Metrics in Prometheus' text format.", None, ()),
+        "/": _get("The dashboard, a page for a browser.", None, (), kind="text/html"),
     }
     health = paths["/health"]["get"]["responses"]
     health["503"] = health["200"] | {"description": "`missing` says what is not ready."}
@@ -86,7 +87,7 @@ def document(model: Model, keys: bool) -> Schema:
     if keys:
         page["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         for path, route in paths.items():
-            if path not in ("/health", "/metrics"):
+            if path not in ("/", "/health", "/metrics"):
                 next(iter(route.values()))["security"] = [{"key": []}]
     return page
 
@@ -166,8 +167,10 @@ def _post(summary: str, body: str, answer: str, errors: tuple[str, ...], chunk: 
     }
 
 
-def _get(summary: str, answer: str | None, errors: tuple[str, ...], parameter: str | None = None) -> Schema:
-    content = {"text/plain": {"schema": {"type": "string"}}} if answer is None else _json(answer)
+def _get(
+    summary: str, answer: str | None, errors: tuple[str, ...], parameter: str | None = None, kind: str = "text/plain"
+) -> Schema:
+    content = {kind: {"schema": {"type": "string"}}} if answer is None else _json(answer)
     operation: Schema = {
         "summary": summary,
         "responses": {"200": {"description": "The answer.", "content": content}} | _errors(errors),

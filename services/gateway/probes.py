@@ -2,7 +2,7 @@
 
 import logging
 import time
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -10,10 +10,12 @@ from starlette.responses import Response
 
 from services.gateway.errors import json_response, unavailable
 from services.gateway.job import unknown_model
-from services.gateway.metrics import CONTENT_TYPE, Counter, GatewayMetrics, gauge, untyped
+from services.gateway.metrics import CONTENT_TYPE, Counter, GatewayMetrics, StatusPage, gauge, untyped
 from services.gateway.model import Model
 from services.gateway.records import Records
 from services.gateway.scheduler_client import SchedulerClient
+
+T = TypeVar("T")
 
 log = logging.getLogger("kvtide.gateway")
 
@@ -58,7 +60,7 @@ class Probes:
         return Response(body, media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
-        """Prometheus' text format: the gateway's own numbers, then the scheduler's counters."""
+        """Prometheus' text format: the gateway's own numbers, then the scheduler's. docs/metrics.md lists them."""
         link = self._client.link
         dropped = Counter("kvtide:link_dropped_total", "Messages of the scheduler link dropped, by reason.", "reason")
         for reason, count in link.counters.items():
@@ -69,8 +71,9 @@ class Probes:
             *gauge("kvtide:scheduler_up", "1 while the scheduler is heard.", link.up),
             *dropped.lines(),
         ]
-        status = await self._status()
-        for name, value in (status.counters if status else {}).items():
+        status = await self._decoded(dict[str, Any]) or {}
+        lines += StatusPage(status).lines()
+        for name, value in (status.get("counters") or {}).items():
             if isinstance(value, int | float):
                 lines += untyped(f"kvtide_scheduler_{name}", value)
         return Response("\n".join(lines) + "\n", headers={"content-type": CONTENT_TYPE})
@@ -91,11 +94,14 @@ class Probes:
         return card | {"max_model_len": self._model.context}
 
     async def _status(self) -> SchedulerStatus | None:
+        return await self._decoded(SchedulerStatus)
+
+    async def _decoded(self, kind: type[T]) -> T | None:
         body = await self._client.status()
         if body is None:
             return None
         try:
-            return msgspec.json.decode(body, type=SchedulerStatus)
+            return msgspec.json.decode(body, type=kind)
         except msgspec.DecodeError as error:
             log.warning("status_malformed detail=%s", error)
             return None

@@ -4,16 +4,13 @@ import threading
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from services.gpu_worker.host_segment import HostSegment, PageIds
 from services.gpu_worker.streams import Event
 from shared.errors import KvtideError, ProtocolError
 from shared.messages.worker import LoadPages, RunStep, WritePages
 from shared.packed import unpack
 from shared.page_hash import DIGEST_BYTES
-from shared.segments import MappedSegment
-
-PageIds = npt.NDArray[np.int64]
 
 
 class OperationCancelled(KvtideError):
@@ -26,16 +23,6 @@ class LoadFailed(KvtideError):
     def __init__(self, message: str, op_ids: Sequence[int]) -> None:
         super().__init__(message)
         self.op_ids = op_ids
-
-
-class BadPages(KvtideError):
-    """Host pages that can't be trusted: `reason` "name" or "checksum", positions in the operation's page list."""
-
-    def __init__(self, reason: str, layer: int, positions: PageIds) -> None:
-        super().__init__(f"{len(positions)} pages failed: reason={reason} layer={layer}")
-        self.reason = reason
-        self.layer = layer
-        self.positions = positions
 
 
 class Operation:
@@ -96,7 +83,7 @@ class Write(Operation):
     """Device pages into host pages."""
 
     def __init__(
-        self, command: WritePages, epoch: int, segment: MappedSegment, pool_pages: int, steps: Sequence[Step]
+        self, command: WritePages, epoch: int, segment: HostSegment, pool_pages: int, steps: Sequence[Step]
     ) -> None:
         """pool_pages: of the device pool. steps: those that came before it and haven't ended.
 
@@ -114,7 +101,7 @@ class Load(Operation):
     """Host pages into device pages, with an event per layer."""
 
     def __init__(
-        self, command: LoadPages, epoch: int, segment: MappedSegment, pool_pages: int, layers: Sequence[Event]
+        self, command: LoadPages, epoch: int, segment: HostSegment, pool_pages: int, layers: Sequence[Event]
     ) -> None:
         """layers: an event for each. Raises ProtocolError for lists that don't pair or pages that don't exist."""
         super().__init__(command.op_id, epoch)

@@ -15,7 +15,7 @@ async def serve(config: Config, identity: str, stop: asyncio.Event) -> None:
     # 1. Everything that takes memory, so that a worker which has said hello can keep its word.
     engine = await asyncio.to_thread(build_engine, config)
     # 2. Serve.
-    worker = Worker(config.scheduler_endpoint, identity, engine)
+    worker = Worker(config.scheduler_endpoint, identity, engine, config.worker.host_path)
     link = asyncio.create_task(worker.link.run())
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({link, stopped}, return_when=asyncio.FIRST_COMPLETED)

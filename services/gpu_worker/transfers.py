@@ -6,14 +6,17 @@ batches, so that a cancel is obeyed within milliseconds.
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import numpy as np
 
 from kernels.page_copy import copy_device_to_host, copy_host_to_device
 from services.gpu_worker import test_hooks
+from services.gpu_worker.host_segment import BadPages, Chunk, PageIds
 from services.gpu_worker.kv_pool import KVPool
-from services.gpu_worker.operations import BadPages, Load, OperationCancelled, Write
+from services.gpu_worker.operations import Load, OperationCancelled, Write
 from shared.geometry import PageGeometry
 from shared.messages.common import Cancelled, Message, OperationFailed
 from shared.messages.worker import LoadDone, WriteDone
@@ -54,6 +57,9 @@ class Transfers:
             checksums = self._write(write)
         except OperationCancelled:
             return Cancelled(write.op_id, RANK, b"")
+        except BadPages as error:
+            log.warning("write_failed op_id=%d reason=%s", write.op_id, error.reason)
+            return OperationFailed(write.op_id, RANK, error.reason, error.layer, pack(error.positions))
         except Exception as error:
             return _failed(write.op_id, error)
         return WriteDone(write.op_id, RANK, checksums.tobytes(), time.perf_counter() - started)
@@ -78,66 +84,70 @@ class Transfers:
 
     def _write(self, write: Write) -> np.ndarray:
         checksums = np.empty((len(write.host_pages), self._geometry.units), dtype="<u4")
-        for layer in range(self._geometry.layers):
-            for batch in self._batches(len(write.host_pages)):
-                write.check()
-                test_hooks.reach("worker_write")
-                begun = time.perf_counter()
-                checksums[batch, self._units[layer]] = copy_device_to_host(
-                    self._pool.layer_buffers(layer),
-                    write.device_pages[batch],
-                    write.segment.pages_array,
-                    write.host_pages[batch],
-                    self._offsets[layer],
-                    self._geometry.page_size,
-                )
-                if self._others_run():
-                    time.sleep(PACE * (time.perf_counter() - begun))
+        with closing(write.segment.write(write.host_pages, checksums, write.check)) as chunks:
+            for chunk in chunks:
+                for layer in range(self._geometry.layers):
+                    self._write_layer(write, chunk, layer, checksums)
         return checksums
 
-    def _load(self, load: Load) -> None:
-        expected = self._expected_checksums(load) if self._checksums else None
-        for layer in range(self._geometry.layers):
-            if test_hooks.reach("worker_skip_layer") != "skip":
-                found = self._load_layer(load, layer)
-                if expected is not None:
-                    bad = np.flatnonzero((found != expected[:, self._units[layer]]).any(axis=1))
-                    if len(bad):
-                        raise BadPages("checksum", layer, bad)
-            load.layers[layer].record()
-
-    def _load_layer(self, load: Load, layer: int) -> np.ndarray:
-        checksums = np.empty((len(load.host_pages), len(self._parts)), dtype=np.uint32)
-        for batch in self._batches(len(load.host_pages)):
-            load.check()
-            test_hooks.reach("worker_load")
-            checksums[batch] = copy_host_to_device(
+    def _write_layer(self, write: Write, chunk: Chunk, layer: int, checksums: np.ndarray) -> None:
+        for batch, rows in self._batches(chunk):
+            write.check()
+            test_hooks.reach("worker_write")
+            begun = time.perf_counter()
+            checksums[batch, self._units[layer]] = copy_device_to_host(
                 self._pool.layer_buffers(layer),
-                load.device_pages[batch],
-                load.segment.pages_array,
-                load.host_pages[batch],
+                write.device_pages[batch],
+                chunk.pages,
+                rows,
                 self._offsets[layer],
                 self._geometry.page_size,
             )
-        return checksums
+            if self._others_run():
+                time.sleep(PACE * (time.perf_counter() - begun))
 
-    def _expected_checksums(self, load: Load) -> np.ndarray:
-        """uint32 [n, units] from the names. Raises BadPages for pages that are unnamed or named otherwise."""
-        expected = np.zeros((len(load.host_pages), self._geometry.units), dtype=np.uint32)
-        bad = []
-        for position, (page, digest) in enumerate(zip(load.host_pages, load.digests, strict=True)):
-            name = load.segment.name_of(int(page))
-            if name is None or name.digest != digest:
-                bad.append(position)
-            else:
-                expected[position] = name.checksums
-        if bad:
-            raise BadPages("name", -1, np.array(bad, dtype=np.int64))
-        return expected
+    def _load(self, load: Load) -> None:
+        bad: defaultdict[int, list[int]] = defaultdict(list)  # positions by layer
+        read = load.segment.read(load.host_pages, load.digests, load.check, verify=self._checksums)
+        with closing(read) as chunks:
+            for chunk in chunks:
+                last = chunk.positions.stop == len(load.host_pages)
+                for layer in range(self._geometry.layers):
+                    if test_hooks.reach("worker_skip_layer") != "skip":
+                        bad[layer] += self._load_layer(load, chunk, layer)
+                    if bad[layer]:
+                        break
+                    if last and not any(bad.values()):
+                        load.layers[layer].record()
+        for layer in sorted(layer for layer in bad if bad[layer]):
+            raise BadPages("checksum", layer, np.array(bad[layer], dtype=np.int64))
 
-    def _batches(self, pages: int) -> Iterator[slice]:
-        for start in range(0, pages, self._batch_pages):
-            yield slice(start, start + self._batch_pages)
+    def _load_layer(self, load: Load, chunk: Chunk, layer: int) -> list[int]:
+        """Returns the positions of pages whose bytes have another checksum than their name says."""
+        first = chunk.positions.start
+        checksums = np.empty((chunk.positions.stop - first, len(self._parts)), dtype=np.uint32)
+        for batch, rows in self._batches(chunk):
+            load.check()
+            test_hooks.reach("worker_load")
+            checksums[batch.start - first : batch.stop - first] = copy_host_to_device(
+                self._pool.layer_buffers(layer),
+                load.device_pages[batch],
+                chunk.pages,
+                rows,
+                self._offsets[layer],
+                self._geometry.page_size,
+            )
+        if chunk.expected is None:
+            return []
+        wrong = (checksums != chunk.expected[:, self._units[layer]]).any(axis=1)
+        return [first + int(row) for row in np.flatnonzero(wrong)]
+
+    def _batches(self, chunk: Chunk) -> Iterator[tuple[slice, PageIds]]:
+        """Positions, and their rows of `chunk.pages`, of one copy call after the other."""
+        first, end = chunk.positions.start, chunk.positions.stop
+        for start in range(first, end, self._batch_pages):
+            batch = slice(start, min(start + self._batch_pages, end))
+            yield batch, chunk.rows[batch.start - first : batch.stop - first]
 
 
 def _wait_for_writers(write: Write) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 from services.gpu_worker.engine import Engine
 from services.gpu_worker.operations import Load, Operation, Step, Write
+from services.gpu_worker.remote_segment import RemoteSegment
 from services.gpu_worker.segments import Segments
 from services.gpu_worker.streams import Stream
 from services.gpu_worker.totals import Totals
 from services.gpu_worker.transfers import RANK
+from shared.config import HostPath
 from shared.errors import CapacityError, GeometryError, ProtocolError, SegmentError
 from shared.link import SchedulerLink
 from shared.messages import ToWorker
@@ -52,17 +54,18 @@ class Barrier:
 class Worker:
     """Owner of the link: see `shared.link.LinkOwner`. Make it inside a running event loop."""
 
-    def __init__(self, endpoint: str, identity: str, engine: Engine) -> None:
+    def __init__(self, endpoint: str, identity: str, engine: Engine, host_path: HostPath = "auto") -> None:
         self.link = SchedulerLink(endpoint, identity, ToWorker, self)
         self._identity = identity
         self._engine = engine
         self._loop = asyncio.get_running_loop()
-        self._segments = Segments(engine.geometry, engine.fingerprint, identity, self.link.epoch)
+        self._segments = Segments(engine.geometry, engine.fingerprint, identity, self.link.epoch, host_path)
         self._totals = Totals(engine.geometry)
         self._log = OpLog()
         self._epoch = 0  # of the scheduler whose commands count
         self._live: set[Operation] = set()  # queued or running, of any scheduler
         self._barriers: list[Barrier] = []
+        self._joining: set[asyncio.Task[None]] = set()
         self._closing = False
 
     # ---- the link's owner ----
@@ -139,8 +142,7 @@ class Worker:
                     load = Load(message, self._epoch, segment, self._engine.pool.pages, events)
                     self._start(load, self._engine.loads, lambda: self._engine.transfers.load(load))
                 case MapSegment():
-                    self._segments.map(message.segment)
-                    self._answer(message.op_id, SegmentMapped(message.op_id, RANK))
+                    self._map_segment(message)
                 case DropSegment():
                     self._drop_segment(message)
                 case Fence():
@@ -161,6 +163,25 @@ class Worker:
         compute = self._engine.compute
         step = Step(command, self._epoch, running, lost, compute.event(), compute.event())
         self._start(step, compute, lambda: self._engine.stepper.run(step))
+
+    def _map_segment(self, command: MapSegment) -> None:
+        segment = self._segments.map(command.segment)
+        if isinstance(segment, RemoteSegment):
+            joining = asyncio.create_task(self._join(command, segment, self._epoch))
+            self._joining.add(joining)  # the loop itself keeps only a weak reference
+            joining.add_done_callback(self._joining.discard)
+        else:
+            self._answer(command.op_id, SegmentMapped(command.op_id, RANK))
+
+    async def _join(self, command: MapSegment, segment: RemoteSegment, epoch: int) -> None:
+        try:
+            await segment.join()
+            answer: Message = SegmentMapped(command.op_id, RANK)
+        except SegmentError as error:
+            log.warning("not_joined op_id=%d error=%s", command.op_id, error)
+            answer = _failed(command.op_id, "segment")
+        if epoch == self._epoch:
+            self._answer(command.op_id, answer)
 
     def _drop_segment(self, command: DropSegment) -> None:
         segment = self._segments.take(command.storage_id, command.segment_epoch)

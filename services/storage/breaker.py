@@ -45,19 +45,27 @@ class Breaker:
         """True when a detached store may be tried again."""
         return not self.attached and self._clock() >= self._retry_s
 
-    async def guard(self, work: Awaitable[T], otherwise: T, failure_of: Callable[[T], str] = lambda result: "") -> T:
+    async def guard(
+        self,
+        work: Awaitable[T],
+        otherwise: T,
+        failure_of: Callable[[T], str] = lambda result: "",
+        *,
+        may_queue: bool = False,
+    ) -> T:
         """Await one batch. It failed if it raises StorageError, when `otherwise` is the result, or if `failure_of`
-        its result says why; and at the moment when it is overdue, whatever becomes of it.
+        its result says why; and at the moment when it is overdue, whatever becomes of it, unless it `may_queue`.
         """
         overdue = asyncio.Event()
-        timer = asyncio.get_running_loop().call_later(self._limit_s, self._overdue, overdue)
+        timer = None if may_queue else asyncio.get_running_loop().call_later(self._limit_s, self._overdue, overdue)
         try:
             result = await work
             failure = failure_of(result)
         except StorageError as error:
             result, failure = otherwise, str(error)
         finally:
-            timer.cancel()
+            if timer:
+                timer.cancel()
         if not overdue.is_set():
             self.note(failure)
         return result
@@ -119,7 +127,7 @@ class BreakerBackend(Backend):
             return
         try:
             await self.inner.refresh()
-        except StoreLostError as error:
+        except StorageError as error:
             breaker.note(str(error))
             if not breaker.attached:
                 breaker.detach(str(error))
@@ -169,7 +177,8 @@ class BreakerPages(ModelPages):
         stop: threading.Event,
     ) -> list[bool]:
         stored = self._pages().batch_set(digests, buffers, checksums, stop)
-        return await self._breaker.guard(stored, [False] * len(digests))
+        # Behind other writes to a slow disk it may be late, and nobody waits for it.
+        return await self._breaker.guard(stored, [False] * len(digests), may_queue=True)
 
     async def remove(self, digests: Sequence[bytes]) -> int:
         return await self._breaker.guard(self._pages().remove(digests), 0)

@@ -4,13 +4,17 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
 
 from services.storage.backend import REFRESH_S, Backend, ModelPages
 from services.storage.backends import make_backend
 from services.storage.host_pool import HostPool
-from services.storage.names import commit, release
+from services.storage.names import adopt, commit, inventory, release
 from services.storage.none_backend import NoPages
 from services.storage.operations import Operations, RefusedError
+from services.storage.page_server import PageServer
 from services.storage.transfers import archive, find, prefetch
 from shared.config import Config
 from shared.errors import CapacityError, StorageError
@@ -18,13 +22,16 @@ from shared.link import SchedulerLink
 from shared.messages import ToStorage
 from shared.messages.common import Cancel, Fence, Message
 from shared.messages.storage import (
+    AdoptPages,
     ArchivePages,
     CommitPages,
     FindPages,
+    ListPages,
     OpenSegment,
     PeerExited,
     PrefetchPages,
     ReleasePages,
+    SegmentInfo,
     SegmentOpened,
     StorageHello,
 )
@@ -34,7 +41,15 @@ CREDITS = 64  # operations in flight: 64 batches keep every I/O thread busy, and
 WATCH_S = 1.0  # between two looks at the lock files: as fast as a missed heartbeat is noticed
 SHUTDOWN_S = 5.0  # a supervisor kills after 10 s
 
-Command = Fence | OpenSegment | CommitPages | ReleasePages | FindPages | PrefetchPages | ArchivePages
+Naming = CommitPages | ReleasePages | ListPages | AdoptPages
+Command = Fence | OpenSegment | Naming | FindPages | PrefetchPages | ArchivePages
+
+NAMING: dict[type, Callable[[OwnedSegment, Any], Message]] = {
+    CommitPages: commit,
+    ReleasePages: release,
+    ListPages: inventory,
+    AdoptPages: adopt,
+}
 
 log = logging.getLogger("kvtide.storage")
 
@@ -53,16 +68,24 @@ async def make_service(config: Config, identity: str) -> "StorageService":
     await backend.start()
     stats = backend.stats()
     log.info("backend_ready id=%s files=%d", backend.info.backend_id, stats.get("l3_files", 0))
-    return StorageService(identity, config.scheduler_endpoint, backend, pool)
+    endpoint = config.storage.pages_endpoint
+    pages = PageServer(endpoint, lambda: pool.current) if endpoint else None
+    return StorageService(identity, config.scheduler_endpoint, backend, pool, pages)
 
 
 class StorageService:
     """Owner of the link. Everything here happens in the event loop; page bytes move in the backend's threads."""
 
-    def __init__(self, identity: str, endpoint: str, backend: Backend, pool: HostPool) -> None:
+    def __init__(
+        self, identity: str, endpoint: str, backend: Backend, pool: HostPool, pages: PageServer | None = None
+    ) -> None:
+        """pages: serves the pool to workers that can't map it."""
         self.identity = identity
         self.backend = backend
         self.pool = pool
+        self.pages = pages
+        if pages is not None:
+            pool.remote_holders = pages.holders
         self.link = SchedulerLink(endpoint, identity, ToStorage, self)
         self.operations = Operations(self.link.send)
         self._model: ModelPages | None = None  # the part of L3 that belongs to the open segment
@@ -78,6 +101,8 @@ class StorageService:
             )
         ]
         tasks.append(asyncio.create_task(self._end(stop)))
+        if self.pages is not None:
+            tasks.append(asyncio.create_task(self.pages.run()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -91,7 +116,7 @@ class StorageService:
         return StorageHello(
             self.identity,
             self.backend.info,
-            segment.info(self.identity) if segment else None,
+            self._describe(segment) if segment else None,
             self.pool.scan(),
             self.pool.budget,
             CREDITS,
@@ -104,6 +129,7 @@ class StorageService:
             **self.backend.stats(),
             "host_pages_named": segment.named_pages() if segment else 0,
             "host_bytes": segment.size if segment else 0,
+            **(self.pages.stats() if self.pages else {}),
             **{f"dropped_{reason}": count for reason, count in self.link.counters.items()},
         }
 
@@ -133,10 +159,9 @@ class StorageService:
             case Fence():
                 operations.fence(message.op_id)
                 self.pool.report_again()
-            case CommitPages():
-                operations.do(message.op_id, lambda: commit(self._segment(message.segment_epoch), message))
-            case ReleasePages():
-                operations.do(message.op_id, lambda: release(self._segment(message.segment_epoch), message))
+            case CommitPages() | ReleasePages() | ListPages() | AdoptPages():
+                work = NAMING[type(message)]
+                operations.do(message.op_id, lambda: work(self._segment(message.segment_epoch), message))
             case OpenSegment():
                 operations.start(message.op_id, lambda: self._open(message))
             case FindPages():
@@ -174,7 +199,10 @@ class StorageService:
         except CapacityError as error:
             raise RefusedError("full", str(error)) from None
         self._model = model
-        return SegmentOpened(message.op_id, segment.info(self.identity))
+        return SegmentOpened(message.op_id, self._describe(segment))
+
+    def _describe(self, segment: OwnedSegment) -> SegmentInfo:
+        return replace(segment.info(self.identity), pages_endpoint=self.pages.endpoint if self.pages else "")
 
     async def _pages_of(self, message: OpenSegment) -> ModelPages:
         try:
@@ -215,6 +243,8 @@ class StorageService:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+        if self.pages is not None:
+            self.pages.close()
         # 3. Files and memory.
         await self.backend.close()
         self.pool.close()

@@ -1,6 +1,6 @@
 """The wire: one file per link, and for each direction the union that its receiver decodes."""
 
-from shared.messages import common, gateway, storage, worker
+from shared.messages import common, gateway, pages, storage, worker
 
 ToWorker = (
     common.Welcome
@@ -25,6 +25,8 @@ ToStorage = (
     | storage.OpenSegment
     | storage.CommitPages
     | storage.ReleasePages
+    | storage.ListPages
+    | storage.AdoptPages
     | storage.FindPages
     | storage.PrefetchPages
     | storage.ArchivePages
@@ -62,6 +64,9 @@ FromStorage = (
     | storage.PeerExited
     | storage.Committed
     | storage.Released
+    | storage.Inventory
+    | storage.Adopted
+    | storage.PagesDropped
     | storage.Found
     | storage.PrefetchProgress
     | storage.PrefetchDone
@@ -69,3 +74,14 @@ FromStorage = (
 )
 FromGateway = gateway.GatewayHello | common.Heartbeat | gateway.Submit | gateway.Abort | gateway.StatusWanted
 ToScheduler = FromWorker | FromStorage | FromGateway
+ToPageServer = (
+    pages.Join
+    | pages.Alive
+    | pages.Leave
+    | pages.PutPages
+    | pages.PutPage
+    | pages.GetPages
+    | pages.MorePages
+    | pages.Stop
+)
+ToPageClient = pages.Joined | pages.NotJoined | pages.PutProgress | pages.GotPage | pages.Stopped | pages.RequestFailed

@@ -25,10 +25,11 @@ class SegmentInfo(Message):
     page_count: int  # leased pages
     geometry: PageGeometry  # of its pages
     model_fingerprint: bytes  # 32 bytes
+    pages_endpoint: str = ""  # ZeroMQ endpoint that serves its pages to a worker that can't map it; "" = none
 
 
 class Holder(Message):
-    """A process that maps a segment."""
+    """A process that maps a segment, or has joined its page server."""
 
     identity: str  # name of the process, kept over restarts
     epoch: int  # ns since 1970
@@ -63,7 +64,7 @@ class SegmentOpened(Message, tag=True):
 
 
 class PeerExited(Message, tag=True):
-    """Storage -> scheduler: the process maps this segment no more (its lock is free), so it touches none of its pages."""
+    """Storage -> scheduler: the process maps this segment no more (its lock is free): it touches none of its pages."""
 
     identity: str  # of the process
     epoch: int  # ns since 1970, of the process
@@ -98,6 +99,45 @@ class Released(Message, tag=True):
     """Storage -> scheduler: ack of ReleasePages."""
 
     op_id: int  # of the ReleasePages
+
+
+class ListPages(Message, tag=True):
+    """Scheduler -> storage: which pages of this part of a segment have a name? For a new scheduler."""
+
+    op_id: int  # rises within the scheduler's epoch
+    segment_epoch: int  # ns since 1970
+    first_page: int  # first page of the part
+    count: int  # pages in the part
+
+
+class Inventory(Message, tag=True):
+    """Storage -> scheduler: ack of ListPages."""
+
+    op_id: int  # of the ListPages
+    pages: bytes  # packed int32, those that have a name, longest unused first
+    digests: bytes  # 32 bytes a page
+
+
+class AdoptPages(Message, tag=True):
+    """Scheduler -> storage: pages of an Inventory are about to be used; have they still these names?"""
+
+    op_id: int  # rises within the scheduler's epoch
+    segment_epoch: int  # ns since 1970
+    pages: bytes  # packed int32
+    digests: bytes  # 32 bytes a page
+
+
+class Adopted(Message, tag=True):
+    """Storage -> scheduler: ack of AdoptPages."""
+
+    op_id: int  # of the AdoptPages
+    named: bytes  # packed int32 positions in `pages` that have the name that was given
+
+
+class PagesDropped(Message, tag=True):
+    """Storage -> scheduler: L3 has removed pages for its quota, or has lost them."""
+
+    digests: bytes  # 32 bytes a page
 
 
 class FindPages(Message, tag=True):

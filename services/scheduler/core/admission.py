@@ -40,6 +40,8 @@ class Admission:
     def plan(self) -> None:
         """Send the next step if the worker takes one and there is something to compute."""
         state = self._state
+        if not self._requests.all:
+            return
         while state.ready and sum(isinstance(op, Step) for op in state.operations.table.values()) < self.max_steps:
             step = Step()
             items: list[StepItem] = []
@@ -73,7 +75,7 @@ class Admission:
 
     def _admit_alone(self, request: Request, waiting: list[Request]) -> bool:
         """Nothing runs, yet the memory is short: what was reserved for younger requests must go."""
-        if self._requests.running or self._requests.draining:
+        if self._requests.running or self._requests.draining or self._device.waits:
             return False
         for other in waiting:
             if other is not request:
@@ -99,7 +101,9 @@ class Admission:
             return False
         if to_load:
             pages = self._device.alloc(match.host_pages)
-            assert pages is not None, "_fits has checked it"
+            if pages is None:  # backups come first
+                state.unlock(lock)
+                return False
             self._load_back.start(to_load, pages)
         self._prefetcher.unreserve(request)
         request.lock = lock
@@ -181,7 +185,7 @@ class Admission:
             if pages is not None:
                 request.extend_pages(pages)
                 return True
-            if not self._retract_younger(request):
+            if self._device.waits or not self._retract_younger(request):
                 return False
         return True
 

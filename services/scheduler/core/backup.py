@@ -2,18 +2,26 @@
 
 from collections import deque
 from collections.abc import Iterable
-
-import numpy as np
+from enum import Enum
 
 from services.scheduler.core.host_memory import HostMemory
+from services.scheduler.core.leaves import device_evictable
 from services.scheduler.core.node import HostSpan, Node
-from services.scheduler.core.operations import Archive, Write
+from services.scheduler.core.operations import Write
 from services.scheduler.core.pages import HostPool, Pages
-from services.scheduler.core.settings import ARCHIVE_SHARE, MAX_WAITING_BACKUPS, WRITE_THRESHOLDS
+from services.scheduler.core.settings import MAX_WAITING_BACKUPS, WRITE_THRESHOLDS
 from services.scheduler.core.state import State
-from shared.messages.storage import ArchivePages, CommitPages
+from shared.messages.storage import CommitPages
 from shared.messages.worker import WritePages
 from shared.packed import pack
+
+
+class WriteBack(Enum):
+    """What came of the wish to back a leaf up before its eviction."""
+
+    STARTED = "started"  # its pages come free at its Committed
+    WAITS = "waits"  # for host pages that are on their way
+    IMPOSSIBLE = "impossible"  # it is evicted without a copy
 
 
 class Backup:
@@ -23,7 +31,6 @@ class Backup:
         self._state = state
         self._host = host
         self._waiting: deque[Node] = deque()
-        self.archives = False  # a storage with an L3 is there
 
     def count_hits(self, nodes: Iterable[Node], first: int) -> None:
         """Count a request's use of the nodes of its path that begin at page `first` or later, each once."""
@@ -36,15 +43,15 @@ class Backup:
 
     def consider(self, node: Node) -> None:
         """write_backup of a node if the policy wants it and its parent is backed up (TIER-02)."""
-        threshold = WRITE_THRESHOLDS[self._state.settings.write_policy]
-        if node.is_root or node.hit_count < threshold or node.value is None or node.detached:
+        threshold = WRITE_THRESHOLDS.get(self._state.settings.write_policy)
+        if threshold is None or node.is_root or node.hit_count < threshold or node.value is None or node.detached:
             return
         if node.host is not None or node.writing is not None or node.loading is not None:
             return
         parent = node.parent
         if parent is None or not (parent.is_root or parent.host is not None) or not self._state.ready:
             return
-        pool = self._host.pool()
+        pool = self._pool_for(node)
         if pool is None:
             return
         pages = pool.alloc(node.pages) if not self._waiting else None
@@ -58,9 +65,11 @@ class Backup:
 
     def retry(self) -> None:
         """Start waiting backups as far as host pages are free, and evict for the next."""
-        pool = self._host.pool()
-        while self._waiting and pool is not None and self._state.ready:
+        while self._waiting and self._state.ready:
             node = self._waiting[0]
+            pool = self._pool_for(node)
+            if pool is None:
+                return
             if node.value is None or node.detached or node.host is not None or node.writing is not None:
                 self._waiting.popleft()
                 continue
@@ -74,9 +83,42 @@ class Backup:
             self._waiting.popleft()
             self._start(node, pool, pages)
 
-    def _start(self, node: Node, pool: HostPool, pages: Pages) -> None:
+    def _pool_for(self, node: Node) -> HostPool | None:
+        above = node.parent.host if node.parent is not None else None
+        return self._host.pool_for(node.pages, above.pool if above is not None else None)
+
+    def write_back(self, node: Node) -> WriteBack:
+        """Back up an unlocked device leaf so that it can be evicted at its Committed (TIER-04)."""
+        pool = self._pool_for(node)
+        wanted = self._state.settings.write_policy == "write_back" and not node.unwritable
+        if not wanted or pool is None or not self._state.ready:
+            return WriteBack.IMPOSSIBLE
+        pages = pool.alloc(node.pages)
+        if pages is not None:
+            self._start(node, pool, pages, evicts=True)
+            return WriteBack.STARTED
+        if node.pages <= pool.total and self._host.evict_host(pool, node.pages):
+            return WriteBack.WAITS
+        self._state.counters["backup_dropped_no_host_page"] += node.pages
+        return WriteBack.IMPOSSIBLE
+
+    def evicting(self) -> int:
+        """Device pages that come free at the Committed of a backup, if nobody uses them meanwhile."""
+        if self._state.settings.write_policy != "write_back":
+            return 0
+        return sum(len(operation.host_pages) for operation in self._state.operations.live(Write) if operation.evicts)
+
+    def _evict(self, nodes: list[Node], clock: int) -> None:
+        """Take the device pages of nodes that are backed up now, unless they were used after `clock`."""
+        for node in reversed(nodes):
+            if device_evictable(node) and node.last_access <= clock:
+                self._state.counters["device_evicted_pages"] += node.pages
+                self._state.device.free(self._state.tree.drop_value(node))
+
+    def _start(self, node: Node, pool: HostPool, pages: Pages, *, evicts: bool = False) -> None:
         assert node.value is not None
-        operation = Write(pool=pool, host_pages=pages, lock=self._state.tree.lock(node))
+        tree = self._state.tree
+        operation = Write(pool=pool, host_pages=pages, lock=tree.lock(node), evicts=evicts, clock=tree.clock)
         node.writing = operation
         message = WritePages(
             self._state.operations.new_id(), pool.storage_id, pool.segment_epoch, pack(node.value), pack(pages)
@@ -102,7 +144,7 @@ class Backup:
             pool.segment_epoch,
             pack(operation.host_pages),
             digests,
-            b"".join(operation.checksums[rank] for rank in sorted(operation.checksums)),
+            _by_page(operation.checksums, len(operation.host_pages)),
         )
         self._state.operations.start(operation, message, [storage])
 
@@ -127,37 +169,19 @@ class Backup:
         operation.host_pages = operation.host_pages[:0]
         operation.lock = None
         self._state.unlock(lock)
-        self._archive(kept, pool)
+        if operation.evicts:
+            self._evict(kept, operation.clock)
+        else:
+            self._host.archiver.start(kept)
         for child in [child for node in kept for child in node.children.values()]:
             self.consider(child)
-
-    def _archive(self, nodes: list[Node], pool: HostPool) -> None:
-        storage = self._host.storage_of(pool)
-        spans = [node.host for node in nodes if node.host is not None]
-        if not spans or storage is None or not self.archives:
-            return
-        pages = np.concatenate([span.pages for span in spans])
-        if pool.archiving + len(pages) > max(1, int(pool.total * ARCHIVE_SHARE)):
-            self._state.counters["archive_dropped_pages"] += len(pages)
-            return
-        digests = b"".join(digest for node in nodes for digest in self._state.tree.digests(node))
-        self._host.pin(pool, pages)
-        pool.archiving += len(pages)
-        message = ArchivePages(self._state.operations.new_id(), pool.segment_epoch, pack(pages), digests)
-        self._state.operations.start(Archive(pool=pool, host_pages=pages), message, [storage])
-
-    def archived(self, operation: Archive) -> None:
-        """The archive has settled, whatever it stored."""
-        pool = operation.pool
-        if pool is not None and not pool.dead:
-            pool.archiving -= len(operation.host_pages)
-            self._host.unpin(pool, operation.host_pages)
 
     def failed(self, operation: Write) -> None:
         """A backup is given up; its device pages stay locked while a worker may read them."""
         if operation.lock is not None and operation.lock.node is not None:
             for node in self._state.tree.covered(operation.lock, len(operation.host_pages)):
                 node.writing = None
+                node.unwritable = node.unwritable or operation.evicts
             if operation.committing:
                 lock, operation.lock = operation.lock, None
                 self._state.unlock(lock)
@@ -178,3 +202,14 @@ class Backup:
             self._host.release([HostSpan(pool, operation.host_pages)])  # it may have been named
         else:
             self._host.give_back(pool, operation.host_pages)
+
+
+def _by_page(checksums: dict[int, bytes], pages: int) -> bytes:
+    """The checksums of all ranks, page after page: in a host page the ranks' parts lie side by side."""
+    parts = [checksums[rank] for rank in sorted(checksums)]
+    if len(parts) == 1:
+        return parts[0]
+    sizes = [len(part) // pages for part in parts]
+    return b"".join(
+        part[page * size : (page + 1) * size] for page in range(pages) for part, size in zip(parts, sizes, strict=True)
+    )

@@ -8,7 +8,7 @@ from typing import Any
 from services.scheduler.core.admission import Admission
 from services.scheduler.core.backup import Backup
 from services.scheduler.core.device_memory import DeviceMemory
-from services.scheduler.core.events import DeadlineReached, Event, PeerKey, PeerLost, PeerUp, Received, Send
+from services.scheduler.core.events import CacheEvent, DeadlineReached, Event, PeerKey, PeerLost, PeerUp, Received, Send
 from services.scheduler.core.host_memory import HostMemory
 from services.scheduler.core.load_back import LoadBack, first_bad
 from services.scheduler.core.operations import (
@@ -31,6 +31,7 @@ from services.scheduler.core.settings import CoreSettings
 from services.scheduler.core.state import State
 from services.scheduler.core.steps import Steps
 from shared.messages import common, gateway, storage, worker
+from shared.page_hash import split_digests
 
 
 class Core:
@@ -52,6 +53,8 @@ class Core:
     def handle(self, event: Event, now: float) -> list[Send]:
         """Take one event; returns the commands that it causes, in order."""
         self.state.now = self.state.operations.now = now
+        if self.state.published is not None:
+            self.state.published.list.clear()
         match event:
             case PeerUp(peer, hello):
                 self._peer_up(peer, hello)
@@ -67,6 +70,11 @@ class Core:
         commands = self.state.outbox.copy()
         self.state.outbox.clear()
         return commands
+
+    @property
+    def events(self) -> list[CacheEvent]:
+        """The KV events of the last `handle`, in order; none unless the settings ask for them."""
+        return self.state.published.list if self.state.published is not None else []
 
     def next_deadline(self) -> float | None:
         """When `handle(DeadlineReached(), ...)` is due; None = never."""
@@ -107,7 +115,10 @@ class Core:
         self.state.operations.lost(peer)
         self.peers.lost(peer)
         for operation in sorted(self.state.operations.of_peer(peer), key=lambda op: -op.op_id):
-            self.state.operations.fail(operation)
+            if isinstance(operation, Find) and len(operation.waiting) > 1:  # the others may have what is looked for
+                self.state.operations.answered(operation.op_id, peer)
+            else:
+                self.state.operations.fail(operation)
 
     def group_ready(self, hellos: list[worker.WorkerHello]) -> None:
         """All ranks are there and have fenced: a new group gets a new device pool."""
@@ -174,7 +185,6 @@ class Core:
         self._deal_with_failures()
         for operation in self.state.operations.gone(old):
             self._settle(operation)
-        self.prefetcher.backends.pop(old, None)
 
     def storage_lost(self, key: PeerKey) -> None:
         """No command goes to the storage until it has fenced."""
@@ -182,19 +192,23 @@ class Core:
         if pool is not None:
             pool.usable = False
 
-    def pool_ready(self, key: PeerKey, hello: storage.StorageHello, segment: storage.SegmentInfo) -> None:
-        """The pool may be used."""
+    def pool_ready(
+        self, key: PeerKey, hello: storage.StorageHello, segment: storage.SegmentInfo, named: list[tuple[int, bytes]]
+    ) -> None:
+        """The pool may be used; a new one's `named` pages have a digest already."""
         pool = self.host.pools.get(key)
         if pool is not None and pool.segment_epoch != segment.epoch:
             self.host.lose(key)
             pool = None
         if pool is None:
-            pool = HostPool(segment.storage_id, segment.epoch, segment.first_page, segment.page_count)
+            pool = HostPool(
+                segment.storage_id, segment.epoch, segment.first_page, segment.page_count, self.state.host_order
+            )
+            pool.since = self.state.now
+            pool.backend = hello.backend if hello.backend.kind != "none" else None
             self.host.pools[key] = pool
+            self.host.orphan(pool, named)
         pool.usable = True
-        if hello.backend.kind != "none":
-            self.prefetcher.backends[key] = hello.backend.backend_id
-        self.backup.archives = bool(self.prefetcher.backends)
         self.state.space_freed = True
 
     def fenced(self, peer: PeerKey, op_id: int) -> None:
@@ -214,6 +228,9 @@ class Core:
                 self.requests.submit(peer, message)
             case gateway.Abort(request_id):
                 self.requests.abort(RequestKey(peer, request_id))
+            case storage.PagesDropped(digests):
+                if self.state.published is not None:
+                    self.state.published.dropped(split_digests(digests))
             case storage.PeerExited(identity, epoch, segment_epoch):
                 self._unmapped(PeerKey(identity, epoch), segment_epoch)
             case storage.PrefetchProgress(op_id, named):
@@ -226,7 +243,7 @@ class Core:
                 if operation is None or peer not in operation.waiting:
                     self.state.counters["late_answers"] += 1
                     return
-                self._note(operation, message)
+                self._note(operation, peer, message)
                 self.state.operations.answered(op_id, peer)
                 if not operation.waiting:
                     self._ended(operation, message)
@@ -242,11 +259,13 @@ class Core:
             self._settle(operation)
         self.peers.unmapped(peer, segment_epoch)
 
-    def _note(self, operation: Operation, message: Any) -> None:
+    def _note(self, operation: Operation, peer: PeerKey, message: Any) -> None:
         """Keep one rank's part of an answer."""
         match operation, message:
             case Write(), worker.WriteDone():
                 operation.checksums[message.rank] = message.checksums
+            case Find(), storage.Found():
+                operation.hits[peer] = message.hits
             case Step(), worker.StepDone() if message.rank == 0:
                 operation.results = message.sampled
             case Step(), worker.StepFailed():
@@ -288,12 +307,12 @@ class Core:
                 self.load_back.loaded(operation)
             case Archive():
                 self.state.counters["archive_ended_pages"] += len(operation.host_pages)
-                self.backup.archived(operation)
+                self.host.archiver.ended(operation, getattr(message, "stored", b""))
             case Release():
                 operation.failed = not isinstance(message, storage.Released)
                 self.host.released(operation)
             case Find():
-                self.prefetcher.found(operation, message.hits if isinstance(message, storage.Found) else 0)
+                self.prefetcher.found(operation)
             case Prefetch():
                 self.prefetcher.fetched(operation, getattr(message, "named", b""))
                 if isinstance(message, storage.PrefetchDone):
@@ -334,7 +353,7 @@ class Core:
             case Load():
                 self.load_back.settle(operation)
             case Archive():
-                self.backup.archived(operation)
+                self.host.archiver.ended(operation)
             case Release():
                 operation.failed = not isinstance(message, storage.Released)
                 self.host.released(operation)

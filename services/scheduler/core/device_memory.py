@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from services.scheduler.core.backup import Backup
+from services.scheduler.core.backup import Backup, WriteBack
 from services.scheduler.core.host_memory import HostMemory
 from services.scheduler.core.pages import Pages
 from services.scheduler.core.request import Request
@@ -16,13 +16,16 @@ class DeviceMemory:
         self._state = state
         self._host = host
         self._backup = backup
+        self.waits = False  # the last `alloc` waits for a backup
 
     def has_room(self, pages: int) -> bool:
         """Could `pages` pages be allocated now, evicting if need be?"""
-        return self._state.device.available + self._state.tree.evictable >= pages
+        return self._state.device.available + self._state.tree.evictable + self._backup.evicting() >= pages
 
     def alloc(self, count: int) -> Pages | None:
-        """`count` pages, evicting the shortfall; None, and nothing evicted, when that isn't enough."""
+        """`count` pages, evicting the shortfall. None when that isn't enough, and nothing evicted then; None also
+        while backups come first (write_back): `waits` says that trying again after an ack may help."""
+        self.waits = False
         if not self.has_room(count):
             return None
         short = count - self._state.device.available
@@ -31,21 +34,29 @@ class DeviceMemory:
         return self._state.device.alloc(count)
 
     def evict(self, count: int) -> None:
-        """Free at least `count` pages of evictable leaves, or all there are (TIER-04)."""
-        tree, freed = self._state.tree, 0
+        """Free at least `count` pages of evictable leaves, at once or at the Committed of their backups (TIER-04)."""
+        tree, freed = self._state.tree, self._backup.evicting()
+        self.waits = freed > 0
         while freed < count:
             node = tree.device_leaves.pop()
             if node is None:
                 return
             if node.host is not None:
                 pages = tree.drop_value(node)
+            elif (outcome := self._backup.write_back(node)) is not WriteBack.IMPOSSIBLE:
+                self.waits = True
+                if outcome is WriteBack.WAITS:
+                    tree.device_leaves.offer(node)
+                    return
+                freed += node.pages
+                continue
             else:
                 removed = tree.detach(node)
                 self._host.release(removed.host)
                 pages = removed.device
             self._state.device.free(pages)
+            self._state.counters["device_evicted_pages"] += len(pages)
             freed += len(pages)
-        self._state.counters["device_evicted_pages"] += freed
 
     def cache_finished_req(self, request: Request) -> None:
         """Give the tree the request's computed whole pages; free duplicates and the tail."""

@@ -1,6 +1,6 @@
 """What goes into the core and what comes out. Everything else on the wire is a message of `shared.messages`."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from shared.messages.common import Message
 
@@ -37,6 +37,30 @@ class DeadlineReached(NamedTuple):
 
 
 Event = PeerUp | PeerLost | Received | DeadlineReached
+
+
+Medium = Literal["GPU", "CPU_PINNED", "DISK", "EXTERNAL"]
+GPU: Medium = "GPU"
+CPU: Medium = "CPU_PINNED"
+
+
+class BlockStored(NamedTuple):
+    """A tier has consecutive pages of one sequence from now on (EVENT-01)."""
+
+    digests: list[bytes]  # 32 bytes a page
+    parent: bytes  # digest of the page before; of a first page what stands in for it (its namespace)
+    tokens: bytes  # packed int32
+    medium: Medium
+
+
+class BlockRemoved(NamedTuple):
+    """A tier hasn't these pages any more."""
+
+    digests: list[bytes]  # 32 bytes a page
+    medium: Medium
+
+
+CacheEvent = BlockStored | BlockRemoved
 
 
 class Send(NamedTuple):

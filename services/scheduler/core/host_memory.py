@@ -4,10 +4,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from services.scheduler.core.archive import Archiver
 from services.scheduler.core.events import PeerKey
 from services.scheduler.core.node import HostSpan
 from services.scheduler.core.operations import Release
 from services.scheduler.core.pages import HostPool, Pages
+from services.scheduler.core.settings import SLOW_START_S
 from services.scheduler.core.state import State
 from shared.messages.storage import ReleasePages
 from shared.packed import pack
@@ -21,28 +23,60 @@ class HostMemory:
     def __init__(self, state: State) -> None:
         self._state = state
         self.pools: dict[PeerKey, HostPool] = {}  # by storage process
+        self.archiver = Archiver(state, self)
         self.doomed: dict[HostPool, set[int]] = {}  # out of the tree, but a copy still reads them
         self._to_release: dict[HostPool, list[Pages]] = {}
 
-    def pool(self) -> HostPool | None:
-        """The pool that new host pages come from."""
-        usable = (pool for pool in self.pools.values() if pool.usable)
-        return max(usable, key=lambda pool: pool.available + pool.releasing, default=None)
+    def pool_for(self, count: int, parent: HostPool | None, backend_id: str | None = None) -> HostPool | None:
+        """The pool for `count` new pages: the parent's if it has room, else the one with most room; when none has
+        room, the one to evict in: the parent's (design: Spans). With `backend_id`: among those with this L3."""
+        usable = [
+            pool
+            for pool in self.pools.values()
+            if pool.usable
+            and (backend_id is None or (pool.backend is not None and pool.backend.backend_id == backend_id))
+        ]
+        if len(usable) <= 1:
+            return usable[0] if usable else None
+        if parent in usable and parent is not None and parent.available >= count:
+            return parent
+        roomy = max(usable, key=self._room)
+        if self._room(roomy) >= count:
+            return roomy
+        return parent if parent in usable else max(usable, key=lambda pool: pool.available + pool.releasing)
+
+    def _room(self, pool: HostPool) -> float:
+        return pool.available * min(1.0, (self._state.now - pool.since) / SLOW_START_S)
+
+    def lookups(self) -> dict[str, PeerKey]:
+        """One storage for each distinct L3, by backend id."""
+        return {
+            pool.backend.backend_id: key for key, pool in self.pools.items() if pool.usable and pool.backend is not None
+        }
 
     def storage_of(self, pool: HostPool) -> PeerKey | None:
         """The process that owns a usable pool."""
         return next((key for key, candidate in self.pools.items() if candidate is pool and pool.usable), None)
 
     def evict_host(self, pool: HostPool, wanted: int) -> bool:
-        """Release host leaves until `wanted` pages are free or on their way. False when too few can go."""
-        tree = self._state.tree
-        while pool.available + pool.releasing < wanted:
-            node = tree.host_leaves.pop()
+        """Release host leaves until `wanted` pages are free or on their way. False when too few can go.
+
+        In write_back a leaf goes to L3 first, and is released when it is met again after that.
+        """
+        tree, to_l3 = self._state.tree, self._state.settings.write_policy == "write_back"
+        while (coming := pool.available + pool.releasing + (pool.archiving if to_l3 else 0)) < wanted:
+            if pool.orphans:
+                self._release_orphans(pool, wanted - coming)
+                continue
+            node = pool.leaves.pop()
             if node is None:
                 return False
             span = node.host
-            if span is None or span.pool is not pool or span.pool.pins[span.pages].any():
-                tree.host_leaves.park(node)
+            if span is None or span.pool.pins[span.pages].any():
+                pool.leaves.park(node)
+                continue
+            if to_l3 and self.archiver.wants(node) and self.archiver.start([node]):
+                pool.leaves.park(node)
                 continue
             self._state.counters["host_evicted_pages"] += node.pages
             if node.value is None:
@@ -52,6 +86,18 @@ class HostMemory:
             else:
                 self.release([tree.drop_host(node)])
         return True
+
+    def _release_orphans(self, pool: HostPool, count: int) -> None:
+        taken = [pool.orphans.popitem(last=False)[1] for _ in range(min(count, len(pool.orphans)))]
+        self._state.counters["orphans_evicted_pages"] += len(taken)
+        self.release([HostSpan(pool, np.array(taken, np.int32))])
+
+    def orphan(self, pool: HostPool, named: list[tuple[int, bytes]]) -> None:
+        """A new pool's pages that have a name already: an earlier scheduler's (design: Adoption)."""
+        pool.take(np.array([page for page, _ in named], np.int32))
+        doubled = [page for page, digest in named if pool.orphans.setdefault(digest, page) != page]
+        self._state.counters["orphaned_pages"] += len(pool.orphans)
+        self.release([HostSpan(pool, np.array(doubled, np.int32))])
 
     def release(self, spans: Iterable[HostSpan]) -> None:
         """Take the names of pages back that no node holds any more; those that a copy reads follow later."""
@@ -63,10 +109,6 @@ class HostMemory:
                 self.doomed.setdefault(pool, set()).update(pages[pinned].tolist())
             self._queue_release(pool, pages[~pinned])
 
-    def pin(self, pool: HostPool, pages: Pages) -> None:
-        """A copy reads these pages: see `HostPool.pin`."""
-        pool.pin(pages)
-
     def unpin(self, pool: HostPool, pages: Pages) -> None:
         """The copy has ended."""
         if pool.dead:
@@ -77,7 +119,7 @@ class HostMemory:
             ready = [page for page in pages.tolist() if page in doomed and not pool.pins[page]]
             doomed.difference_update(ready)
             self._queue_release(pool, np.array(ready, np.int32))
-        self._state.tree.host_leaves.unpark()
+        pool.leaves.unpark()
         self._state.space_freed = True
 
     def flush(self) -> None:

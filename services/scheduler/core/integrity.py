@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from services.scheduler.core.leaves import device_evictable, host_evictable
 from services.scheduler.core.node import Node
 from services.scheduler.core.operations import Find, Prefetch, Step
 from services.scheduler.core.pages import HostPool, PagePool, Pages
 from services.scheduler.core.request import RequestState
 from services.scheduler.core.tree import RadixTree
-from services.scheduler.core.tree_holds import Lock, device_evictable, host_evictable
+from services.scheduler.core.tree_holds import Lock
 from shared.errors import IntegrityError
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ Claim = tuple[str | Node, Pages]
 
 def check_integrity(core: "Core") -> None:
     """Raises IntegrityError naming the page, node or lock that breaks an invariant. O(everything)."""
-    check_sums(core)
     nodes = [*core.state.tree.nodes(), *core.state.tree.detached]
     _check_pool("device", core.state.device, _device_claims(core, nodes))
     for pool in core.host.pools.values():
@@ -31,6 +31,7 @@ def check_integrity(core: "Core") -> None:
     _check_tree(core.state.tree, nodes)
     _check_locks(core, nodes)
     _check_requests(core)
+    check_sums(core)
 
 
 def check_sums(core: "Core") -> None:
@@ -43,14 +44,14 @@ def check_sums(core: "Core") -> None:
         held += sum(len(pages) for op in operations if isinstance(op, Step) for pages in op.device_pages)
         found = device.available + tree.evictable + tree.protected + held
         if found != device.total:
-            raise IntegrityError(f"{found} device pages are held by somebody, there are {device.total}")
+            raise IntegrityError(f"{found} device pages are held, there are {device.total}")
     for pool in core.host.pools.values():
         doomed = len(core.host.doomed.get(pool, ()))
         queued = len(core.host.queued_pages(pool))
         flying = sum(len(operation.held_host_pages) for operation in operations if operation.pool is pool)
-        found = pool.available + pool.cached + doomed + queued + flying
+        found = pool.available + len(pool.orphans) + pool.cached + doomed + queued + flying
         if found != pool.total:
-            raise IntegrityError(f"{found} host pages of {pool.storage_id} are held by somebody, there are {pool.total}")
+            raise IntegrityError(f"{found} host pages of {pool.storage_id} are held, there are {pool.total}")
 
 
 def _check_pool(name: str, pool: PagePool, claims: Iterator[Claim]) -> None:
@@ -90,6 +91,7 @@ def _device_claims(core: "Core", nodes: list[Node]) -> Iterator[Claim]:
 
 def _host_claims(core: "Core", pool: HostPool, nodes: list[Node]) -> Iterator[Claim]:
     yield "the free list", pool.free_pages()
+    yield "the orphans", pool.orphaned
     yield "the release queue", core.host.queued_pages(pool)
     yield "the doomed", core.host.doomed_pages(pool)
     for node in nodes:
@@ -148,14 +150,19 @@ def _check_tree(tree: RadixTree, nodes: list[Node]) -> None:
             raise IntegrityError(f"{_name(node)} covers {node.pages} pages and holds {len(node.host.pages)} host pages")
     if sizes != {False: tree.evictable, True: tree.protected}:
         raise IntegrityError(f"evictable {tree.evictable} and protected {tree.protected} should be {sizes}")
-    for name, heap, evictable in (
-        ("device", tree.device_leaves, device_evictable),
-        ("host", tree.host_leaves, host_evictable),
-    ):
-        listed = set(heap.nodes())
-        for node in nodes:
-            if not node.detached and evictable(node) and node not in listed:
-                raise IntegrityError(f"{_name(node)} is a {name} leaf that eviction can't see")
+    listed = set(tree.device_leaves.nodes())
+    hosted: dict[HostPool, set[Node]] = {}
+    for node in nodes:
+        if node.detached:
+            continue
+        if device_evictable(node) and node not in listed:
+            raise IntegrityError(f"{_name(node)} is a device leaf that eviction can't see")
+        if node.host is not None and host_evictable(node):
+            pool = node.host.pool
+            if pool not in hosted:
+                hosted[pool] = set(pool.leaves.nodes())
+            if node not in hosted[pool]:
+                raise IntegrityError(f"{_name(node)} is a host leaf that eviction can't see")
 
 
 def _check_locks(core: "Core", nodes: list[Node]) -> None:

@@ -17,6 +17,16 @@ Key = tuple[int, int]
 Order = Callable[["Node"], Key]
 
 
+def device_evictable(node: "Node") -> bool:
+    """An evictable leaf: a value, no lock, no child with a value (TREE-08)."""
+    return node.value is not None and not node.lock_ref and not node.valued_children and not node.is_root
+
+
+def host_evictable(node: "Node") -> bool:
+    """A host leaf whose loss leaves no locked node without pages (TIER-05)."""
+    return node.host is not None and not node.backed_children and (node.value is not None or not node.lock_ref)
+
+
 class Entry(NamedTuple):
     """A node's place in the heap."""
 

@@ -58,7 +58,7 @@ class LoadBack:
             tree.set_value(node, pages[at : at + node.pages])
             node.loading = operation
             at += node.pages
-        self._host.pin(pool, host_pages)
+        pool.pin(host_pages)
         message = LoadPages(
             self._state.operations.new_id(),
             pool.storage_id,

@@ -37,6 +37,7 @@ class Node:
         "parent",
         "priority",
         "seed",
+        "unwritable",
         "value",
         "valued_children",
         "writing",
@@ -58,6 +59,7 @@ class Node:
         self.seed = b""  # of a root: what stands in for the first page's parent digest
         self.writing: Write | None = None  # a backup is in flight
         self.loading: Load | None = None  # `value` is being filled
+        self.unwritable = False  # its backup before an eviction has failed: it goes without
         self.valued_children = 0
         self.backed_children = 0
         self.detached = False  # out of the tree; alive only for its locks

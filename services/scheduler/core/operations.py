@@ -16,6 +16,7 @@ from services.scheduler.core.settings import MAX_SENDS, STEP_TIMEOUT_S, TRANSFER
 from shared.messages.common import Cancel, Message
 
 if TYPE_CHECKING:
+    from services.scheduler.core.events import BlockStored
     from services.scheduler.core.request import Request
     from services.scheduler.core.tree_holds import Lock
     from shared.messages.worker import Sampled
@@ -70,6 +71,8 @@ class Write(HoldsHostPages):
 
     checksums: dict[int, bytes] = field(default_factory=dict)  # by rank
     committing: bool = False
+    evicts: bool = False  # write_back: the device pages go at Committed
+    clock: int = 0  # the tree's at its start
 
 
 @dataclass(eq=False, kw_only=True)
@@ -94,6 +97,7 @@ class Find(Operation):
     first: int  # page index of the first digest
     digests: list[bytes]
     requests: "list[Request]" = field(default_factory=list)
+    hits: dict[PeerKey, int] = field(default_factory=dict)  # leading pages that each storage's L3 has
 
 
 @dataclass(eq=False, kw_only=True)
@@ -114,8 +118,15 @@ class Prefetch(HoldsHostPages):
 
 
 @dataclass(eq=False, kw_only=True)
+class Adopt(Prefetch):
+    """AdoptPages: an earlier scheduler's host pages join the tree as prefetched ones do."""
+
+
+@dataclass(eq=False, kw_only=True)
 class Archive(PinsHostPages):
     """ArchivePages: host pages -> L3."""
+
+    blocks: "list[BlockStored]" = field(default_factory=list)  # for KV events
 
 
 @dataclass(eq=False, kw_only=True)

@@ -1,9 +1,13 @@
 """Page ids of one pool: which are free, and which a copy reads (pins)."""
 
+from collections import OrderedDict
+
 import numpy as np
 import numpy.typing as npt
 
+from services.scheduler.core.leaves import LeafHeap, Order, host_evictable
 from shared.errors import IntegrityError
+from shared.messages.storage import BackendInfo
 
 Pages = npt.NDArray[np.int32]
 NO_PAGES: Pages = np.empty(0, np.int32)
@@ -42,11 +46,21 @@ class PagePool:
         """Give pages back. Raises IntegrityError for a page that is free already or named twice."""
         if self.dead or not len(pages):
             return
-        if self._is_free[pages].any() or len(np.unique(pages)) != len(pages):
+        if self._is_free[pages].any() or len(set(pages.tolist())) != len(pages):
             raise IntegrityError(f"pages {pages.tolist()} freed twice")
         self._is_free[pages] = True
         self._stack[self._top : self._top + len(pages)] = pages
         self._top += len(pages)
+
+    def take(self, pages: Pages) -> None:
+        """Take these very pages. Raises IntegrityError when one is not free."""
+        if not self._is_free[pages].all() or len(set(pages.tolist())) != len(pages):
+            raise IntegrityError(f"pages {pages.tolist()} can't be taken")
+        self._is_free[pages] = False
+        left = self._stack[: self._top]
+        left = left[self._is_free[left]]
+        self._top = len(left)
+        self._stack[: self._top] = left
 
     def free_pages(self) -> Pages:
         """The free ids, for `check_integrity`."""
@@ -56,16 +70,40 @@ class PagePool:
 class HostPool(PagePool):
     """The leased range of one segment. It dies with the segment."""
 
-    def __init__(self, storage_id: str, segment_epoch: int, first: int, count: int) -> None:
+    def __init__(
+        self,
+        storage_id: str,
+        segment_epoch: int,
+        first: int,
+        count: int,
+        order: Order = lambda node: (0, node.last_access),
+    ) -> None:
         super().__init__(first, count)
+        self.leaves = LeafHeap("host_entry", order, host_evictable)
+        self.backend: BackendInfo | None = None  # its storage's L3
+        self.since = 0.0  # when it came
+        self.orphans: OrderedDict[bytes, int] = OrderedDict()  # an earlier scheduler's pages by digest, oldest first
         self.storage_id = storage_id
         self.segment_epoch = segment_epoch
         self.usable = False  # its storage has fenced and every rank maps it
         self.pins = np.zeros(self.end, dtype=np.int32)
+        self.archived = np.zeros(self.end, dtype=np.bool_)  # L3 has it, or was asked to store it
         self.cached = 0  # pages of nodes
         self.prefetching = 0  # pages held by prefetches
         self.archiving = 0  # pages pinned by archiving
         self.releasing = 0  # pages whose Released is awaited
+
+    def alloc(self, count: int) -> Pages | None:
+        """See PagePool."""
+        pages = super().alloc(count)
+        if pages is not None:
+            self.archived[pages] = False
+        return pages
+
+    @property
+    def orphaned(self) -> Pages:
+        """The orphaned pages."""
+        return np.fromiter(self.orphans.values(), np.int32, len(self.orphans))
 
     def pin(self, pages: Pages) -> None:
         """A copy is about to read these pages: they keep their bytes and names until `unpin`."""

@@ -5,11 +5,21 @@ from typing import Protocol
 
 from services.scheduler.core.events import PeerKey
 from services.scheduler.core.operations import Control
+from services.scheduler.core.settings import INVENTORY_CHUNK
 from services.scheduler.core.state import State
-from shared.messages.common import Fence, OperationFailed, Refused, Welcome
-from shared.messages.storage import OpenSegment, ReleasePages, SegmentInfo, SegmentOpened, StorageHello
+from shared.messages.common import Fence, HelloWanted, OperationFailed, Refused, Welcome
+from shared.messages.storage import (
+    Inventory,
+    ListPages,
+    OpenSegment,
+    ReleasePages,
+    SegmentInfo,
+    SegmentOpened,
+    StorageHello,
+)
 from shared.messages.worker import DropSegment, MapSegment, WorkerHello
-from shared.packed import pack
+from shared.packed import pack, unpack
+from shared.page_hash import split_digests
 
 FENCE_TIMEOUT_S = 20.0  # a copy of a whole pool takes less; a writer that is silent for longer is stopped or stuck
 SEGMENT_RETRY_S = 5.0  # until a refused OpenSegment is asked again
@@ -33,8 +43,10 @@ class Listener(Protocol):
     def storage_lost(self, key: PeerKey) -> None:
         """A storage is silent, or must fence before it is used again."""
 
-    def pool_ready(self, storage: PeerKey, hello: StorageHello, segment: SegmentInfo) -> None:
-        """A storage's segment is ours and every rank maps it."""
+    def pool_ready(
+        self, storage: PeerKey, hello: StorageHello, segment: SegmentInfo, named: list[tuple[int, bytes]]
+    ) -> None:
+        """A storage's segment is ours and every rank maps it; `named` pages have a digest since before our time."""
 
     def fenced(self, peer: PeerKey, op_id: int) -> None:
         """The process touches no page for operations before `op_id`."""
@@ -64,7 +76,9 @@ class StoragePeer:
     fenced_holders: set[PeerKey] = field(default_factory=set)  # those that have fenced to us
     dropping: set[tuple[PeerKey, int]] = field(default_factory=set)  # whose DropSegment is sent
     segment: SegmentInfo | None = None  # open, and of our geometry
-    released: bool = False  # every page of it is ours to give
+    released: bool = False  # every page of it is ours to give, or is in `named`
+    named: list[tuple[int, bytes]] = field(default_factory=list)  # pages of an earlier scheduler, with their digests
+    listed_to: int = 0  # pages before this one have been asked for
     opening: bool = False
     retry_at: float = float("inf")  # a silent writer's or a refused segment's deadline
 
@@ -100,6 +114,10 @@ class Peers:
                 known.up = False
                 self._withdraw_group()
                 self._listener.worker_replaced(known.key)
+                for other in self.workers.values():  # what they do for the old group ends before a new one begins
+                    if other.up and other is not known:
+                        other.fenced = False
+                        self._fence(other.key)
             self.workers[hello.rank] = WorkerPeer(key, hello)
         self._withdraw_group()
         self._state.send(key, Welcome("scheduler"))
@@ -119,14 +137,15 @@ class Peers:
     def storage_up(self, key: PeerKey, hello: StorageHello) -> None:
         """A storage says hello: first of all it must fence."""
         known = self.storages.get(key.identity)
+        holders = {(PeerKey(each.identity, each.epoch), each.segment_epoch) for each in hello.holders}
         if known is not None and known.key == key:
             self._listener.storage_lost(key)
             known.up, known.fenced = True, False
+            known.holders |= holders  # a paused worker may have mapped one for an earlier scheduler
         else:
             if known is not None:
                 known.up = False
                 self._listener.storage_replaced(known.key)
-            holders = {(PeerKey(each.identity, each.epoch), each.segment_epoch) for each in hello.holders}
             fenced = {worker.key for worker in self.workers.values() if worker.fenced}
             known = self.storages[key.identity] = StoragePeer(key, hello, holders=holders, fenced_holders=fenced)
             if known.writers and hello.segment is not None:  # they may yet fence
@@ -218,18 +237,26 @@ class Peers:
         storage.segment = segment
         self._drop_old(storage, group, segment.epoch)
         if not storage.released:
-            self._release_all(storage, segment)
+            if self._state.settings.adoption:
+                self._list_next(storage, segment)
+            else:
+                self._release_all(storage, segment)
             return
         for worker in group:
             if segment.epoch not in worker.mapping | worker.mapped:
                 self._map(segment, worker)
         if all(segment.epoch in worker.mapped for worker in group):
-            self._listener.pool_ready(storage.key, storage.hello, segment)
+            named, storage.named = storage.named, []
+            self._listener.pool_ready(storage.key, storage.hello, segment, named)
 
     def _choose_segment(self, storage: StoragePeer, group: list[WorkerPeer]) -> SegmentInfo | None:
         """The one that the storage offers, once its writers have fenced; else ask for a new one."""
         offered = storage.hello.segment
-        if offered is not None and offered.model_fingerprint != group[0].hello.model_fingerprint:
+        hello = group[0].hello
+        if offered is not None and (offered.model_fingerprint, offered.geometry) != (
+            hello.model_fingerprint,
+            hello.geometry,
+        ):
             offered = None
         if offered is not None and not storage.writers:
             return offered
@@ -249,6 +276,7 @@ class Peers:
             else:
                 self._state.counters["segment_refused"] += 1
                 storage.retry_at = self._state.now + SEGMENT_RETRY_S
+                self._state.send(storage.key, HelloWanted())  # who holds the memory?
 
         storage.opening = True
         message = OpenSegment(self._state.operations.new_id(), hello.geometry, hello.model_fingerprint, fresh)
@@ -269,11 +297,34 @@ class Peers:
             message = ReleasePages(self._state.operations.new_id(), segment.epoch, pack(pages))
             self._state.operations.start(Control(on_done=released), message, [storage.key])
 
+    def _list_next(self, storage: StoragePeer, segment: SegmentInfo) -> None:
+        """Ask which pages an earlier scheduler has left with a name, part by part (design: Adoption)."""
+        end = segment.first_page + segment.page_count
+        first = max(storage.listed_to, segment.first_page)
+
+        def listed(message: object) -> None:
+            storage.opening = False
+            if not isinstance(message, Inventory):
+                storage.retry_at = self._state.now + SEGMENT_RETRY_S
+                return
+            digests = split_digests(message.digests)
+            storage.named += zip(unpack(message.pages).tolist(), digests, strict=True)
+            storage.listed_to = min(first + INVENTORY_CHUNK, end)
+            storage.released = storage.listed_to == end
+            self.advance()
+
+        if not storage.opening:
+            storage.opening = True
+            op_id = self._state.operations.new_id()
+            message = ListPages(op_id, segment.epoch, first, min(INVENTORY_CHUNK, end - first))
+            self._state.operations.start(Control(on_done=listed), message, [storage.key])
+
     def _map(self, segment: SegmentInfo, worker: WorkerPeer) -> None:
         def mapped(message: object) -> None:
             worker.mapping.discard(segment.epoch)
             if isinstance(message, OperationFailed):
                 self._state.counters["map_failed"] += 1
+                self._retry(segment.storage_id)
             else:
                 worker.mapped.add(segment.epoch)
                 storage = self.storages.get(segment.storage_id)
@@ -286,6 +337,12 @@ class Peers:
             Control(on_done=mapped), MapSegment(self._state.operations.new_id(), segment), [worker.key]
         )
 
+    def _retry(self, storage_id: str) -> None:
+        """A worker didn't map or drop a segment: it is told again after a while."""
+        storage = self.storages.get(storage_id)
+        if storage is not None:
+            storage.retry_at = min(storage.retry_at, self._state.now + SEGMENT_RETRY_S)
+
     def _drop_old(self, storage: StoragePeer, group: list[WorkerPeer], keep: int) -> None:
         """Tell the workers to unmap the storage's segments other than `keep`: they count against its budget."""
         for worker in group:
@@ -296,7 +353,9 @@ class Peers:
     def _drop(self, storage: StoragePeer, worker: WorkerPeer, holder: tuple[PeerKey, int]) -> None:
         def dropped(message: object) -> None:
             storage.dropping.discard(holder)
-            if not isinstance(message, OperationFailed):
+            if isinstance(message, OperationFailed):
+                self._retry(storage.key.identity)
+            else:
                 storage.holders.discard(holder)
                 self.advance()
 

@@ -1,9 +1,13 @@
 """L3 -> host pages while a request waits (STORE-06)."""
 
+from itertools import takewhile
+
+import numpy as np
+
 from services.scheduler.core.events import PeerKey
 from services.scheduler.core.host_memory import HostMemory
-from services.scheduler.core.node import HostSpan
-from services.scheduler.core.operations import Find, Operation, Prefetch
+from services.scheduler.core.node import HostSpan, Node
+from services.scheduler.core.operations import Adopt, Find, Operation, Prefetch
 from services.scheduler.core.pages import HostPool, Pages
 from services.scheduler.core.request import Request, RequestState, Reservation
 from services.scheduler.core.settings import (
@@ -15,7 +19,7 @@ from services.scheduler.core.settings import (
     PREFETCH_SHARE,
 )
 from services.scheduler.core.state import State
-from shared.messages.storage import FindPages, PrefetchPages
+from shared.messages.storage import AdoptPages, FindPages, PrefetchPages
 from shared.packed import pack, unpack
 from shared.page_hash import chain
 
@@ -28,51 +32,95 @@ class Prefetcher:
         self._host = host
         self._by_digest: dict[bytes, Find | Prefetch] = {}  # what is being looked up or fetched
         self._hungry: list[tuple[Find, int]] = []  # found, waiting for host pages: (lookup, pages found)
-        self.backends: dict[PeerKey, str] = {}  # storages with an L3
 
     def consider(self, request: Request) -> None:
-        """Send a queued request to LOOKUP, to a lookup that runs already, or to READY."""
+        """Send a request to an adoption, to LOOKUP, to one of either that runs already, or to READY."""
         request.state, request.state_deadline = RequestState.READY, float("inf")
-        settings = self._state.settings
-        pool = self._host.pool()
-        storage = self._host.storage_of(pool) if pool is not None else None
-        if not settings.prefetch or storage not in self.backends or request.lookups >= MAX_LOOKUPS:
+        limit = (request.length - 1) // self._state.settings.page_size
+        asked = self._host.lookups() if self._state.settings.prefetch and request.lookups < MAX_LOOKUPS else {}
+        if not limit or not (asked or any(pool.orphans for pool in self._host.pools.values())):
             return
-        limit = (request.length - 1) // settings.page_size
         match = self._state.tree.match_prefix(request.seed, bytes(request.tokens), limit)
         first = match.device_pages + match.host_pages
-        if (limit - first) * settings.page_size < max(1, settings.prefetch_threshold):
+        if first == limit:
             return
-        request.lookups += 1
-        request.state = RequestState.LOOKUP
         parent = self._state.tree.digests(match.end)[-1] if not match.end.is_root else request.seed
         start = first * self._state.tree.page_bytes
-        digests = list(chain(parent, bytes(request.tokens[start:]), settings.page_size))[: limit - first]
+        digests = list(chain(parent, bytes(request.tokens[start:]), self._state.settings.page_size))[: limit - first]
         running = self._by_digest.get(digests[0])
         if running is not None:
-            running.requests.append(request)
-            request.fetch = running
-            request.state_deadline = running.requests[0].state_deadline
-            return
-        request.state_deadline = self._state.now + LOOKUP_TIMEOUT_S
+            self._join(request, running)
+        elif not self._adopt(request, match.end, first, digests) and self._long_enough(limit - first) and asked:
+            self._look_up(request, match.end, first, digests, list(asked.values()))
+
+    def _long_enough(self, pages: int) -> bool:
+        return pages * self._state.settings.page_size >= max(1, self._state.settings.prefetch_threshold)
+
+    def _join(self, request: Request, running: Find | Prefetch) -> None:
+        request.state = RequestState.LOOKUP
+        running.requests.append(request)
+        request.fetch = running
+        request.state_deadline = running.requests[0].state_deadline
+
+    def _look_up(self, request: Request, end: Node, first: int, digests: list[bytes], storages: list[PeerKey]) -> None:
+        request.lookups += 1
+        request.state, request.state_deadline = RequestState.LOOKUP, self._state.now + LOOKUP_TIMEOUT_S
         find = Find(
             seed=request.seed,
-            tokens=bytes(request.tokens[: limit * self._state.tree.page_bytes]),
+            tokens=bytes(request.tokens[: (first + len(digests)) * self._state.tree.page_bytes]),
             first=first,
             digests=digests,
             requests=[request],
-            lock=self._state.tree.lock(match.end),
+            lock=self._state.tree.lock(end),
         )
         request.fetch = find
         self._by_digest[digests[0]] = find
         message = FindPages(self._state.operations.new_id(), b"".join(digests))
         self._state.counters["lookups"] += 1
-        self._state.operations.start(find, message, [storage])
+        self._state.operations.start(find, message, storages)
 
-    def found(self, find: Find, hits: int) -> None:
-        """Fetch what L3 has, if it is long enough and its first request still waits."""
-        enough = hits * self._state.settings.page_size >= max(1, self._state.settings.prefetch_threshold)
-        if find.failed or not enough or not find.requests or find.lock is None or find.lock.node is None:
+    def _adopt(self, request: Request, end: Node, first: int, digests: list[bytes]) -> bool:
+        """Start to adopt the leading pages that are orphaned in one pool. False when there are none."""
+        pool = next((pool for pool in self._host.pools.values() if pool.usable and digests[0] in pool.orphans), None)
+        storage = self._host.storage_of(pool) if pool is not None else None
+        if pool is None or storage is None:
+            return False
+        run = list(takewhile(pool.orphans.__contains__, digests))[: self._share(pool) - pool.prefetching]
+        if not run:
+            return False
+        operation = Adopt(
+            pool=pool,
+            host_pages=np.array([pool.orphans.pop(digest) for digest in run], np.int32),
+            lock=self._state.tree.lock(end),
+            seed=request.seed,
+            tokens=bytes(request.tokens[: (first + len(run)) * self._state.tree.page_bytes]),
+            first=first,
+            digests=run,
+            requests=[request],
+        )
+        request.fetch = operation
+        request.state, request.state_deadline = RequestState.PREFETCHING, self._state.now + LOOKUP_TIMEOUT_S
+        for digest in run:
+            self._by_digest[digest] = operation
+        pool.prefetching += len(run)
+        pages = pack(operation.host_pages)
+        message = AdoptPages(self._state.operations.new_id(), pool.segment_epoch, pages, b"".join(run))
+        self._state.operations.start(operation, message, [storage])
+        return True
+
+    def _share(self, pool: HostPool) -> int:
+        return max(1, int(pool.total * PREFETCH_SHARE))
+
+    def found(self, find: Find) -> None:
+        """Fetch what the L3 with most of it has, if it is long enough and its first request still waits."""
+        hits = max(find.hits.values(), default=0)
+        if (
+            find.failed
+            or not self._long_enough(hits)
+            or not find.requests
+            or find.lock is None
+            or find.lock.node is None
+        ):
             self.end(find)
             return
         for request in find.requests:
@@ -89,14 +137,18 @@ class Prefetcher:
 
     def _fetch(self, find: Find, hits: int) -> bool:
         """Start a fetch, or keep it waiting for released pages. False when there is no room for it."""
-        pool = self._host.pool()
+        best = max(find.hits, key=lambda key: find.hits[key])
+        asked = self._host.pools.get(best)
+        above = find.lock.node.host if find.lock is not None and find.lock.node is not None else None
+        backend_id = asked.backend.backend_id if asked is not None and asked.backend is not None else None
+        wanted = min(hits, len(find.digests))
+        pool = self._host.pool_for(wanted, above.pool if above is not None else None, backend_id)
         storage = self._host.storage_of(pool) if pool is not None else None
-        if pool is None or storage is None:
+        if pool is None or storage is None or backend_id is None:
             return False
-        settings = self._state.settings
         share = int(pool.total * PREFETCH_SHARE)
-        count = min(hits, len(find.digests), share)
-        if count * settings.page_size < max(1, settings.prefetch_threshold):
+        count = min(wanted, share)
+        if not self._long_enough(count):
             self._state.counters["prefetch_dropped_no_room"] += hits
             return False
         if pool.prefetching + count > share:
@@ -173,18 +225,20 @@ class Prefetcher:
             span = HostSpan(pool, operation.host_pages[:count])
             self._host.release(tree.insert_host(operation.seed, tokens, operation.first, span))
             operation.taken = count
+            adopted = isinstance(operation, Adopt)
+            pool.archived[operation.host_pages[:count]] = not adopted
             pool.prefetching -= count
-            self._state.counters["prefetch_taken_pages"] += count
+            self._state.counters["adopted_pages" if adopted else "prefetch_taken_pages"] += count
             for position, request in enumerate(operation.requests):
-                request.prefetched = (operation.first, operation.first + count)
-                self._reserve(request, pool, 0 if position else count)
+                if not adopted:
+                    request.prefetched = (operation.first, operation.first + count)
+                self._reserve(request, pool, 0 if position else count, operation.first + count)
         operation.lock = None
         self._state.unlock(lock)
 
-    def _reserve(self, request: Request, pool: HostPool, count: int) -> None:
+    def _reserve(self, request: Request, pool: HostPool, count: int, pages: int) -> None:
         """Keep what was fetched for a request until its admission; it stays within the share of prefetches."""
         self.unreserve(request)
-        pages = request.prefetched[1]
         end = self._state.tree.match_prefix(request.seed, bytes(request.tokens), pages).end
         request.reserved = Reservation(self._state.tree.lock(end), pool, count)
         pool.prefetching += count
@@ -206,7 +260,7 @@ class Prefetcher:
         pool.prefetching -= len(rest)
         by_name: dict[bool, list[int]] = {True: [], False: []}
         for position in rest:
-            by_name[position in named].append(position)
+            by_name[position in named or isinstance(operation, Adopt)].append(position)
         self._host.release([HostSpan(pool, operation.host_pages[by_name[True]])])
         self._host.give_back(pool, operation.host_pages[by_name[False]])
 
@@ -260,7 +314,7 @@ class Prefetcher:
         for request in requests:
             request.fetch = None
             request.state, request.state_deadline = RequestState.READY, float("inf")
-            if request is not (goes_on or requests[0]):
+            if request is not (goes_on or requests[0]) or (isinstance(operation, Adopt) and goes_on is None):
                 self.consider(request)
 
     def _stop_waiting(self, request: Request, operation: Find | Prefetch) -> None:

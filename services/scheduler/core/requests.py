@@ -68,7 +68,7 @@ class Requests:
         """End a request in any state; the gateway learns what it has cost."""
         request = self.all.get(key)
         if request is not None:
-            self._state.counters["aborted"] += 1
+            self._state.counters[f"abort_{request.state.value}"] += 1
             self._state.send(key.gateway, Finish(key.request_id, "abort", request.usage()))
             self._end(request)
 

@@ -15,18 +15,21 @@ MAX_STEP_FAILURES = 3  # a request whose step failed this often is refused with 
 MAX_LOAD_FAILURES = 3  # a request whose loads failed this often computes what it lacks
 MAX_BACKLOG = 4096  # commands that wait for a credit of one peer; the oldest backup is dropped beyond
 
+SLOW_START_S = 30.0  # until a new storage's room counts in full: it doesn't get every new page at once
+INVENTORY_CHUNK = 1024  # pages asked for at once: 36 KB on the wire
+
 PREFETCH_SHARE = 0.25  # of a host pool that prefetches may hold
 ARCHIVE_SHARE = 0.25  # of a host pool that archiving may pin
 MAX_WAITING_BACKUPS = 256  # nodes that wait for host pages; more are left for their next hit
 
-WRITE_THRESHOLDS = {"write_through": 1, "write_through_selective": 2}  # hits before a node is backed up
+WRITE_THRESHOLDS = {"write_through": 1, "write_through_selective": 2}  # hits before a backup
 
 
 class CoreSettings(NamedTuple):
     """The scheduler's share of the configuration."""
 
     page_size: int = 64  # tokens
-    write_policy: Literal["write_through", "write_through_selective"] = "write_through"
+    write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"
     eviction: Literal["lru", "priority"] = "lru"
     load_back_threshold: int = 10  # tokens
     prefetch: bool = True
@@ -38,3 +41,5 @@ class CoreSettings(NamedTuple):
     token_budget: int = 512  # tokens computed in a step
     request_timeout_s: float = 600.0
     tp_size: int = 1  # worker ranks
+    events: bool = False  # collect KV events: `Core.events`
+    adoption: bool = False  # a new scheduler goes on with the pages of the one before; storages must know ListPages

@@ -6,6 +6,7 @@ from services.scheduler.core.events import PeerKey, Send
 from services.scheduler.core.node import Node
 from services.scheduler.core.operations import Operation, Operations
 from services.scheduler.core.pages import PagePool
+from services.scheduler.core.publish import CacheEvents
 from services.scheduler.core.settings import CoreSettings
 from services.scheduler.core.tree import RadixTree
 from services.scheduler.core.tree_holds import Lock
@@ -25,7 +26,8 @@ class State:
         self.device = PagePool(1, 0)  # replaced when a worker group is there
         self.device.dead = True
         self.workers: list[PeerKey] = []  # the ranks of a complete, fenced group, else empty
-        self.tree = RadixTree(settings.page_size, self._device_order, self._host_order)
+        self.published = CacheEvents() if settings.events else None
+        self.tree = RadixTree(settings.page_size, self._device_order, self.published)
         self.space_freed = False  # host pages came free: waiting backups and prefetches may go on
 
     @property
@@ -44,7 +46,8 @@ class State:
     def _device_order(self, node: Node) -> tuple[int, int]:
         return (node.priority if self.settings.eviction == "priority" else 0, node.last_access)
 
-    def _host_order(self, node: Node) -> tuple[int, int]:
+    def host_order(self, node: Node) -> tuple[int, int]:
+        """Which host copy goes first."""
         # Copies of resident nodes go first only when the host pool is the smaller one (TIER-09).
         pool = node.host.pool if node.host is not None else None
         small = pool is not None and pool.total < self.device.total

@@ -72,6 +72,7 @@ def _host(core: "Core", pool: HostPool) -> dict[str, int]:
         "total": pool.total,
         "free": pool.available,
         "cached": sum(node.pages for node in core.state.tree.nodes() if node.host and node.host.pool is pool),
+        "orphaned": len(pool.orphans),
         "pinned": int(np.count_nonzero(pool.pins)),
         "in_flight": moving + sum(len(op.held_host_pages) for op in held if not op.failed),
         "quarantined": sum(len(op.held_host_pages) for op in held if op.failed),

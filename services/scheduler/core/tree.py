@@ -144,7 +144,7 @@ class RadixTree(TreeHolds):
             raise IntegrityError(f"can't split a node of {node.pages} pages at {pages}")
         cut = pages * self.page_bytes
         upper = Node(node.key[:cut], pages, node.parent, node.created)
-        for name in ("lock_ref", "hit_count", "last_access", "priority", "writing", "loading"):
+        for name in ("lock_ref", "hit_count", "last_access", "priority", "writing", "loading", "unwritable"):
             setattr(upper, name, getattr(node, name))
         node.parent.children[node.key[: self.page_bytes]] = upper
         node.key, node.pages, node.parent = node.key[cut:], node.pages - pages, upper
@@ -166,7 +166,8 @@ class RadixTree(TreeHolds):
         self.set_host(node, span)
         return node
 
-    def digests(self, node: Node) -> list[bytes]:
+    @staticmethod
+    def digests_of(node: Node) -> list[bytes]:
         """The digests of a node's pages, computed when first needed."""
         missing = []
         step = node
@@ -175,9 +176,13 @@ class RadixTree(TreeHolds):
             step = step.parent
         last = step.seed if step.is_root else (step.digests or [b""])[-1]
         for part in reversed(missing):
-            part.digests = list(chain(last, part.key, self.page_size))
+            part.digests = list(chain(last, part.key, len(part.key) // TOKEN_BYTES // part.pages))
             last = part.digests[-1]
         return node.digests or []
+
+    def digests(self, node: Node) -> list[bytes]:
+        """See `digests_of`."""
+        return node.digests if node.digests is not None else self.digests_of(node)
 
     def _root(self, seed: bytes) -> Node:
         """The namespace's root. A new one joins `roots` with its first lock or child."""

@@ -4,11 +4,12 @@ The tree hands ids back through what its methods return; it never talks to a poo
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from services.scheduler.core.leaves import LeafHeap, Order
+from services.scheduler.core.events import CPU, GPU, Medium
+from services.scheduler.core.leaves import LeafHeap, Order, device_evictable
 from services.scheduler.core.node import HostSpan, Node
 from services.scheduler.core.pages import NO_PAGES, Pages
 from shared.errors import IntegrityError
@@ -24,6 +25,16 @@ class Lock:
         self.node: Node | None = node  # None = released
 
 
+class Publisher(Protocol):
+    """Hears which tier has which pages, in the order in which it comes about (TIER-10)."""
+
+    def stored(self, node: Node, medium: Medium) -> None:
+        """The tier has the node's pages from now on."""
+
+    def removed(self, node: Node, medium: Medium) -> None:
+        """It hasn't any more."""
+
+
 class Detached(NamedTuple):
     """What a removal set free."""
 
@@ -31,20 +42,10 @@ class Detached(NamedTuple):
     host: list[HostSpan]
 
 
-def device_evictable(node: Node) -> bool:
-    """An evictable leaf: a value, no lock, no child with a value (TREE-08)."""
-    return node.value is not None and not node.lock_ref and not node.valued_children and not node.is_root
-
-
-def host_evictable(node: Node) -> bool:
-    """A host leaf whose loss leaves no locked node without pages (TIER-05)."""
-    return node.host is not None and not node.backed_children and (node.value is not None or not node.lock_ref)
-
-
 class TreeHolds:
     """All nodes of all namespaces, each with a root of its own, and their counts."""
 
-    def __init__(self, page_size: int, device_order: Order, host_order: Order) -> None:
+    def __init__(self, page_size: int, device_order: Order, publisher: Publisher | None = None) -> None:
         self.page_bytes = page_size * TOKEN_BYTES
         self.page_size = page_size
         self.roots: dict[bytes, Node] = {}  # by namespace seed
@@ -53,7 +54,7 @@ class TreeHolds:
         self.evictable = 0  # device pages under no lock
         self.protected = 0  # device pages under a lock
         self.device_leaves = LeafHeap("device_entry", device_order, device_evictable)
-        self.host_leaves = LeafHeap("host_entry", host_order, host_evictable)
+        self._publisher = publisher  # is told what comes and goes
         self.clock = 0
 
     # --- locks --------------------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ class TreeHolds:
                     self.detached.discard(step)
             if not step.detached:
                 self.device_leaves.offer(step)
-                self.host_leaves.offer(step)
+                self._offer_host(step)
                 self._drop_empty_root(step)
         return np.concatenate(freed) if freed else NO_PAGES
 
@@ -134,7 +135,9 @@ class TreeHolds:
         if node.parent is not None:
             node.parent.valued_children += 1
         self.device_leaves.offer(node)
-        self.host_leaves.offer(node)  # a locked node's host copy can go now
+        self._offer_host(node)  # a locked node's host copy can go now
+        if self._publisher is not None:
+            self._publisher.stored(node, GPU)
 
     def drop_value(self, node: Node) -> Pages:
         """Take a node's device pages away; its parent may become a leaf."""
@@ -149,7 +152,9 @@ class TreeHolds:
         if node.parent is not None and not node.detached:
             node.parent.valued_children -= 1
             self.device_leaves.offer(node.parent)
-        self.host_leaves.offer(node)
+        self._offer_host(node)
+        if self._publisher is not None:
+            self._publisher.removed(node, GPU)
         return pages
 
     def set_host(self, node: Node, span: HostSpan) -> None:
@@ -158,7 +163,9 @@ class TreeHolds:
         span.pool.cached += node.pages
         if node.parent is not None:
             node.parent.backed_children += 1
-        self.host_leaves.offer(node)
+        self._offer_host(node)
+        if self._publisher is not None:
+            self._publisher.stored(node, CPU)
 
     def drop_host(self, node: Node) -> HostSpan:
         """Take a node's host span away."""
@@ -166,10 +173,12 @@ class TreeHolds:
         if span is None:
             raise IntegrityError("a node without host pages was evicted from the host")
         span.pool.cached -= node.pages
-        self.host_leaves.discard(node)
+        span.pool.leaves.discard(node)
         if node.parent is not None and not node.detached:
             node.parent.backed_children -= 1
-            self.host_leaves.offer(node.parent)
+            self._offer_host(node.parent)
+        if self._publisher is not None:
+            self._publisher.removed(node, CPU)
         return span
 
     def detach(self, node: Node) -> Detached:
@@ -194,7 +203,7 @@ class TreeHolds:
         for part in self.subtree(node):
             part.detached = True
         self.device_leaves.offer(parent)
-        self.host_leaves.offer(parent)
+        self._offer_host(parent)
         self._drop_empty_root(parent)
         return Detached(np.concatenate(device) if device else NO_PAGES, host)
 
@@ -239,6 +248,10 @@ class TreeHolds:
         """Every node in the tree, roots included."""
         for root in self.roots.values():
             yield from self.subtree(root)
+
+    def _offer_host(self, node: Node) -> None:
+        if node.host is not None:
+            node.host.pool.leaves.offer(node)
 
     def _drop_empty_root(self, node: Node) -> None:
         if node.is_root and not node.children and not node.lock_ref:

@@ -19,7 +19,7 @@ TOTAL = 24  # device pages
 
 
 def _tree() -> RadixTree:
-    return RadixTree(SIZE, lambda node: (0, node.last_access), lambda node: (0, node.last_access))
+    return RadixTree(SIZE, lambda node: (0, node.last_access))
 
 
 def _pages(*pages: int) -> Pages:

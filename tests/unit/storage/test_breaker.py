@@ -14,6 +14,7 @@ from services.storage.breaker import (
     Breaker,
     BreakerBackend,
 )
+from shared.errors import StorageError
 
 
 class Clock:
@@ -88,6 +89,23 @@ async def test_store_07_a_batch_that_hangs_counts_when_it_is_overdue_and_only_on
     end.set()
     assert await hanging is True
     assert breaker.failures == 1
+
+
+async def test_store_07_a_write_may_wait_behind_others() -> None:
+    breaker = Breaker(0.02)
+    await breaker.guard(asyncio.sleep(0.02 * OVERDUE + 0.05), None, may_queue=True)
+    assert breaker.failures == 0
+    assert await breaker.guard(lost(), 0, may_queue=True) == 0
+    assert breaker.failures == 1
+
+
+async def test_store_07_a_trial_that_fails_for_any_reason_does_not_end_the_service() -> None:
+    inner = mock.create_autospec(Backend, instance=True)
+    backend = BreakerBackend(inner, 1.0)
+    inner.refresh.side_effect = StorageError("odd")
+    for _ in range(FAILURES_IN_A_ROW):
+        await backend.refresh()
+    assert not backend.breaker.attached
 
 
 async def test_store_07_one_bad_page_says_nothing_of_the_store() -> None:

@@ -2,20 +2,27 @@
 
 import asyncio
 import json
+import tempfile
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import save_file
 
 from services.gpu_worker import service, test_hooks
 from services.gpu_worker.engine import Engine, build_engine
+from services.storage.page_server import PageServer
 from shared import link
 from shared.config import Config, load_config
 from shared.link import new_epoch
+from shared.messages.storage import Holder
 from shared.messages.worker import MapSegment, SegmentMapped
-from shared.segments import create_segment
+from shared.segment_files import list_holders
+from shared.segments import OwnedSegment, create_segment
 from tests.unit.gpu_worker.service.fake_scheduler import LAYERS, PAGE, VOCABULARY, WAIT_S, FakeScheduler, Stack
 
 SHAPE = {
@@ -89,9 +96,44 @@ def hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture(params=["map", "remote"])
+def host_path(request: pytest.FixtureRequest) -> str:
+    """How the worker gets at host pages: every test with a stack must hold for both ways."""
+    path: str = request.param
+    return path
+
+
+@asynccontextmanager
+async def page_server(segment: OwnedSegment) -> AsyncIterator[PageServer]:
+    """A storage's page server beside the test."""
+    with tempfile.TemporaryDirectory(prefix="kvtide-") as sockets:  # a socket's path has at most 107 bytes
+        server = PageServer(f"ipc://{sockets}/pages.sock", lambda: segment)
+        running = asyncio.create_task(server.run())
+        try:
+            yield server
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+            server.close()
+
+
+def _mappers(folder: Path) -> list[Holder]:
+    return list_holders(folder, "test", "storage-0").held
+
+
+async def left(server: PageServer) -> None:
+    """Return when no worker is in the server's session list."""
+    async with asyncio.timeout(WAIT_S):
+        while server.holders():  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0.01)
+
+
 @pytest.fixture
-async def stack(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
+async def stack(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_path: str
+) -> AsyncIterator[Stack]:
     """A running worker with a host pool of 32 pages."""
+    config = replace(config, worker=replace(config.worker, host_path=host_path))
     engines: list[Engine] = []
 
     def build(config: Config) -> Engine:
@@ -108,12 +150,15 @@ async def stack(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         segment = create_segment(
             tmp_path, "storage-0", "test", new_epoch(), hello.geometry, hello.model_fingerprint, pages=32
         )
-        info = segment.info("storage-0")
-        mapped = await scheduler.ask(MapSegment(scheduler.op(), info))
-        assert isinstance(mapped, SegmentMapped)
-        yield Stack(scheduler, engines[0], hello, segment, info)
-        stop.set()
-        await asyncio.wait_for(worker, WAIT_S)
+        async with page_server(segment) as server:
+            info = replace(segment.info("storage-0"), pages_endpoint="" if host_path == "map" else server.endpoint)
+            mapped = await scheduler.ask(MapSegment(scheduler.op(), info))
+            assert isinstance(mapped, SegmentMapped)
+            holders = server.holders if host_path == "remote" else partial(_mappers, tmp_path)
+            yield Stack(scheduler, engines[0], hello, segment, info, holders, server)
+            stop.set()
+            await asyncio.wait_for(worker, WAIT_S)
+            await left(server)
         assert not list(tmp_path.glob("*.lock")), "the worker still holds the segment"
         segment.close()
     finally:

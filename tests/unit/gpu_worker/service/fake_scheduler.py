@@ -9,11 +9,24 @@ import numpy as np
 import torch
 
 from services.gpu_worker.engine import Engine
+from services.storage.page_server import PageServer
 from shared.link import new_epoch
 from shared.messages import ToScheduler
 from shared.messages.common import Heartbeat, HelloWanted, Message, Welcome
-from shared.messages.storage import SegmentInfo
-from shared.messages.worker import LoadPages, RunStep, Sampling, StepDone, StepItem, WorkerHello, WriteDone, WritePages
+from shared.messages.storage import Holder, SegmentInfo
+from shared.messages.worker import (
+    DropSegment,
+    LoadPages,
+    MapSegment,
+    RunStep,
+    Sampling,
+    SegmentMapped,
+    StepDone,
+    StepItem,
+    WorkerHello,
+    WriteDone,
+    WritePages,
+)
 from shared.packed import pack
 from shared.segments import OwnedSegment
 from shared.transport import Decoder, Router, decode_envelope, encode
@@ -109,6 +122,15 @@ class Stack:
     hello: WorkerHello
     segment: OwnedSegment
     info: SegmentInfo
+    holders: Callable[[], list[Holder]]  # who the storage says may write
+    server: PageServer  # beside the segment; idle when the worker maps it
+
+    async def rejoin(self) -> None:
+        """What the scheduler does when a storage has ended a worker's session."""
+        drop = DropSegment(self.scheduler.op(), self.info.storage_id, self.info.epoch)
+        await self.scheduler.ask(drop)
+        mapped = await self.scheduler.ask(MapSegment(self.scheduler.op(), self.info))
+        assert isinstance(mapped, SegmentMapped)
 
     def fill(self, pages: list[int], seed: int = 0) -> None:
         """Random K/V in device pages."""

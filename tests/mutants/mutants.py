@@ -1,0 +1,230 @@
+"""The planted faults. Each is a mistake that somebody makes, or that this project made (docs/simulation.md)."""
+
+from tests.mutants.planting import CORE, PEERS, Edit, Mutant
+
+
+def _one(name: str, path: str, old: str, new: str, start: int = 0) -> Mutant:
+    return Mutant(name, [Edit(path, old, new)], start)
+
+
+MUTANTS = [
+    Mutant(
+        "no host pin on load-back",
+        [
+            Edit(f"{CORE}/load_back.py", "        pool.pin(host_pages)\n", ""),
+            Edit(
+                f"{CORE}/load_back.py",
+                "            self._host.unpin(operation.pool, operation.host_pages)\n",
+                "            self._state.space_freed = True\n",
+            ),
+            Edit(f"{CORE}/operations.py", "class Load(PinsHostPages)", "class Load(Operation)"),
+        ],
+    ),
+    Mutant(
+        "unlock by path instead of by receipt",
+        [
+            Edit(f"{CORE}/tree_holds.py", '__slots__ = ("node",)', '__slots__ = ("node", "path")'),
+            Edit(
+                f"{CORE}/tree_holds.py",
+                "        lock = Lock(node)\n",
+                "        lock = Lock(node)\n        lock.path = list(self.upward(node))\n",
+            ),
+            Edit(
+                f"{CORE}/tree_holds.py",
+                "        for step in self.upward(node):\n            step.lock_ref -= 1\n",
+                "        for step in lock.path:\n            step.lock_ref -= 1\n",
+            ),
+        ],
+    ),
+    _one(
+        "free before the ack",
+        f"{CORE}/backup.py",
+        "            if operation.committing:\n                lock, operation.lock",
+        "            if operation.pool is not None and not operation.committing:\n"
+        "                self._host.give_back(operation.pool, operation.host_pages)\n"
+        "                operation.host_pages = operation.host_pages[:0]\n"
+        "            if operation.lock is not None:\n                lock, operation.lock",
+    ),
+    _one(
+        "a release not awaited",
+        f"{CORE}/host_memory.py",
+        "                operation = Release(pool=pool, host_pages=part)\n",
+        "                operation = Release(pool=pool, host_pages=part[:0])\n"
+        "                pool.releasing -= len(part)\n"
+        "                pool.free(part)\n",
+    ),
+    _one(
+        "a split forgets its second part",
+        f"{CORE}/backup.py",
+        "        nodes = self._state.tree.covered(lock, len(operation.host_pages))\n        at = 0\n",
+        "        nodes = self._state.tree.covered(lock, len(operation.host_pages))[:1]\n        at = 0\n",
+    ),
+    _one("a split forgets the lock", f"{CORE}/tree.py", 'for name in ("lock_ref", "hit_count"', 'for name in ("hit_count"'),
+    _one("pages matched while still loading", f"{CORE}/admission.py", "request.loads = _loads(path)", "request.loads = set()"),
+    _one(
+        "a namespace skipped",
+        f"{CORE}/requests.py",
+        "namespace_seed(names.tenant, names.lora_id, names.extra_key)",
+        'namespace_seed(names.tenant + names.lora_id + names.extra_key, "", "")',
+    ),
+    _one(
+        "no fence",
+        f"{CORE}/peers.py",
+        "        self._state.operations.start(operation, Fence(op_id), [key])\n",
+        "        self._state.operations.start(operation, Fence(op_id), [key])\n"
+        "        self._state.operations.answered(op_id, key)\n"
+        "        self._fenced(key, None, op_id)\n",
+    ),
+    _one(
+        "receiver epoch ignored",
+        f"{PEERS}/process.py",
+        "receiver != self.key.epoch or sender < self.scheduler_epoch",
+        "sender < self.scheduler_epoch",
+    ),
+    _one(
+        "sender epoch ignored",
+        f"{PEERS}/shell.py",
+        "record is None or record.key != peer or receiver_epoch != self.epoch",
+        "record is None",
+    ),
+    _one("duplicates not freed", f"{CORE}/device_memory.py", "        self._state.device.free(inserted.duplicates)\n", ""),
+    _one(
+        "tail page not freed",
+        f"{CORE}/device_memory.py",
+        "request.pages[max(full, request.shared) :]",
+        "request.pages[max(full, request.shared) + 1 :]",
+    ),
+    _one(
+        "op_id reused",
+        f"{CORE}/operations.py",
+        "        op_id, self._next_id = self._next_id, self._next_id + 1\n",
+        "        op_id, self._next_id = self._next_id, self._next_id % 40 + 1\n",
+    ),
+    _one("hits counted twice", f"{CORE}/backup.py", "            if at >= first:\n", "            if True:\n"),
+    _one(
+        "a lost span left in mid-path",
+        f"{CORE}/host_memory.py",
+        "            if not node.detached and not node.is_root and node.value is None and node.host is None:\n",
+        "            if False:\n",
+    ),
+    _one(
+        "evict of a locked leaf",
+        f"{CORE}/leaves.py",
+        "node.value is not None and not node.lock_ref and not node.valued_children",
+        "node.value is not None and not node.valued_children",
+    ),
+    _one(
+        "a prefetch finished after cancel",
+        f"{CORE}/prefetch.py",
+        "                self._state.operations.cancel(operation)\n                self.end(operation, request)\n",
+        "                self._state.operations.cancel(operation)\n"
+        "                self._give_back(operation, set())\n"
+        "                operation.host_pages = operation.host_pages[: operation.taken]\n"
+        "                self.end(operation, request)\n",
+    ),
+    _one(
+        "a late ack after abort",
+        f"{CORE}/requests.py",
+        "        if not request.in_flight:\n            self.drained(request)\n",
+        "        self.drained(request)\n",
+    ),
+    _one(
+        "a retracted request's rows kept",
+        f"{CORE}/requests.py",
+        "        self.rows.append(request.row)\n",
+        "        if request.key not in self.all:\n            self.rows.append(request.row)\n",
+    ),
+    # --- beyond the list ---------------------------------------------------------------------------------------------
+    _one("a step doesn't wait for its loads", f"{CORE}/admission.py", "items, sorted(loads))", "items, [])"),
+    _one("checksums not compared at a load", f"{PEERS}/jobs.py", "            elif name.checksums != checksum([content]):\n", "            elif False:\n"),
+    _one(
+        "pages of a lost peer freed",
+        f"{CORE}/core.py",
+        "                self.state.operations.fail(operation)\n\n    def group_ready",
+        "                self.state.operations.fail(operation)\n"
+        "        self._deal_with_failures()\n"
+        "        for operation in self.state.operations.gone(peer):\n"
+        "            self._settle(operation)\n\n    def group_ready",
+    ),
+    _one(
+        "a committed backup keeps its lock",
+        f"{CORE}/backup.py",
+        "        operation.lock = None\n        self._state.unlock(lock)\n        if operation.evicts",
+        "        operation.lock = None\n        if operation.evicts",
+    ),
+    # --- bugs of the past ----------------------------------------------------------------------------------------------
+    _one(
+        "past: a step's overshoot joins the tree",
+        f"{CORE}/device_memory.py",
+        "known = min(request.computed, request.length)",
+        "known = request.computed",
+    ),
+    _one(
+        "past: steps after a failed one trusted",
+        f"{CORE}/steps.py",
+        "            if request.in_flight:  # a later step was built on this one\n                request.trusted = False\n",
+        "",
+    ),
+    _one(
+        "past: a result before an earlier one taken",
+        f"{CORE}/steps.py",
+        "            if self._overtook(step, request, attempt):\n",
+        "            if False:\n",
+    ),
+    _one("past: a step overtakes its loads", f"{CORE}/operations.py", "UNCOUNTED = Control | Step | Load", "UNCOUNTED = Control | Step"),
+    _one(
+        "past: a fetch takes another's tokens",
+        f"{CORE}/prefetch.py",
+        "            tokens = operation.tokens[: (operation.first + count) * tree.page_bytes]\n",
+        "            source = bytes(operation.requests[0].tokens) if operation.requests else operation.tokens\n"
+        "            tokens = source[: (operation.first + count) * tree.page_bytes]\n",
+    ),
+    _one(
+        "past: admitted while in a lookup",
+        f"{CORE}/admission.py",
+        "            if request.state not in states:  # the end of an older one's prefetch has sent it to another lookup\n",
+        "            if False:\n",
+    ),
+    _one(
+        "past: a host copy that eviction can't see",
+        f"{CORE}/tree_holds.py",
+        "        self._offer_host(node)  # a locked node's host copy can go now\n",
+        "",
+    ),
+    _one(
+        "past: a page table taken for received",
+        f"{CORE}/request.py",
+        "        self.scheduled, self.synced = self.computed, 0\n",
+        "        self.scheduled = self.computed\n",
+    ),
+    _one(
+        "past: a living worker taken for dead",
+        f"{CORE}/peers.py",
+        "            if worker.key == key and segment_epoch in worker.mapped:",
+        "            if worker.key == key:",
+    ),
+    _one(
+        "past: commands for an exited worker",
+        f"{CORE}/peers.py",
+        "                worker.fenced = False\n                self._withdraw_group()\n                self._fence(key)\n",
+        "                pass\n",
+    ),
+    _one(
+        "past: segments never dropped",
+        f"{CORE}/peers.py",
+        "                    self._drop(storage, worker, holder)\n",
+        "                    pass\n",
+    ),
+    _one(
+        "past: a fence for each hello",
+        f"{CORE}/peers.py",
+        "        if known is not None and known.message is not None and not known.failed:\n",
+        "        if False:\n",
+    ),
+    _one(
+        "past: a repeat follows the fence",
+        f"{CORE}/operations.py",
+        "overtaken = operation.op_id < self._held.get(peer, 0)",
+        "overtaken = False",
+    ),
+]  # fmt: skip
