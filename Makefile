@@ -8,7 +8,7 @@ LMCACHE  := .venv-lmcache/.made-$(shell cksum < requirements-lmcache.txt | tr ' 
 MOONCAKE := .venv-mooncake/.made-$(shell cksum < requirements-mooncake.txt | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-backends test-compose lmcache lint bench docs
+.PHONY: help setup demo serve test test-mutants test-backends test-compose lmcache lint bench docs
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ serve: $(STAMP) ## serve the OpenAI API from this machine
 
 test: $(STAMP) ## run every test: unit, conformance, simulation, integration, faults (ARGS='-k name' for some)
 	$(BIN)/python -m pytest $(ARGS)
+
+test-mutants: $(STAMP) ## plant faults in copies of the core and print the seeds that find them (ARGS="'no fence'" for some)
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 test-backends: $(STAMP) $(LMCACHE) $(MOONCAKE) ## run the contract suite over every L3 backend, with real LMCache and Mooncake servers
 	KVTIDE_BACKENDS=full PYTHONPATH=$(CURDIR)/.venv-mooncake $(BIN)/python -m tests.backends.alone $(BIN)/python -m pytest tests/backends $(ARGS)

@@ -17,7 +17,7 @@ from shared.errors import ModelError
 CGROUP = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
-PROCESSES_BYTES = 1200 * 2**20  # four Python processes, one of them with torch: measured 0.9 GiB, and some room
+PROCESSES_BYTES = 1200 * 2**20  # four Python processes, one of them with torch: estimated, and some room
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "hugetlbfs")
 FEW_CORES = 2  # below: the gateway's and the storage's work waits for each step
 

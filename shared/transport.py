@@ -20,7 +20,12 @@ MAX_MESSAGE_BYTES = 64 * 2**20  # a WriteDone for 4,096 pages of an 80-layer mod
 HIGH_WATER_MARK = 10_000  # messages queued to one peer; credits keep the real number below 1,000
 IPC = "ipc://"
 LINGER_MS = 500  # what a closing socket waits to hand over its last messages
-TCP_KEEPALIVE_IDLE_S = 30  # a peer behind a dead link is noticed by heartbeats first; this frees its socket
+TCP_KEEPALIVE_IDLE_S = 10  # a connection over which nothing goes is tried after this long,
+TCP_KEEPALIVE_INTERVAL_S = 5  # then this often,
+TCP_KEEPALIVE_COUNT = 3  # and given up after this many tries without an answer of the other host's kernel
+TCP_UNACKED_MS = (
+    15_000  # so is one whose bytes aren't acked for so long; ZeroMQ makes a new one, maybe to a new address
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _envelopes = msgspec.msgpack.Decoder(Envelope)
@@ -72,6 +77,9 @@ class _Socket:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
         self._socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, TCP_KEEPALIVE_IDLE_S)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, TCP_KEEPALIVE_INTERVAL_S)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, TCP_KEEPALIVE_COUNT)
+        self._socket.setsockopt(zmq.TCP_MAXRT, TCP_UNACKED_MS)
 
     def _send(self, frames: list[bytes], page: memoryview | None = None) -> bool:
         if page is None:

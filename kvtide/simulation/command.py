@@ -23,6 +23,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--start", type=int, default=0, metavar="S", help="the first of them (%(default)s)")
     parser.add_argument("--seed", type=int, metavar="S", help="run this seed alone")
     parser.add_argument("--trace", action="store_true", help="print every event and command (with --seed)")
+    parser.add_argument(
+        "--shrink", action="store_true", help="take out of a failing run what it doesn't need (with --seed)"
+    )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.set_defaults(without_loop=run)
     return parser
@@ -31,7 +34,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Run the seeds; 0 when none fails and, among many, nothing that matters was missed."""
     if args.seed is not None:
-        return _run_one(args.seed, print if args.trace else None)
+        log = print if args.trace else None
+        return _shrink(args.seed, log) if args.shrink else _run_one(args.seed, log)
     result = _run_many(args.start, args.seeds)
     missed = _missed(result["reached"]) if args.seeds >= ENOUGH_SEEDS else []
     result["not_reached"] = missed
@@ -91,3 +95,19 @@ def _run_one(seed: int, log: Callable[[str], None] | None) -> int:
         return 1
     print(f"seed {seed}: {outcome.events} events, no failure")
     return 0
+
+
+def _shrink(seed: int, log: Callable[[str], None] | None) -> int:
+    from kvtide.simulation.run import run_plan
+    from kvtide.simulation.shrink import shrink
+
+    plan, outcome = shrink(seed)
+    if not outcome.failure:
+        print(f"seed {seed}: {outcome.events} events, no failure")
+        return 0
+    if log is not None:
+        run_plan(plan, log)
+    for name, value in vars(plan).items():
+        print(f"  {name:16} {value}")
+    print(f"seed {seed} still fails with this plan, after {outcome.events} events: {outcome.failure}")
+    return 1

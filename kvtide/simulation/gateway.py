@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 GREEDY = Sampling(0.0, 1.0, 0, 0.0, 0, 0, 0)
 NAMESPACES = (Namespace(), Namespace("a", "bc"), Namespace("ab", "c"))
 MAX_ATTEMPTS = 3
+RETRY_S = 6.0  # at most, after a 503
 
 
 @dataclass(eq=False)
@@ -200,9 +201,12 @@ class SimGateway(Process):
                     if usage.completion_tokens != len(ask.got) or not 0 <= hits < usage.prompt_tokens:
                         self.world.fail(f"{request_id} ended with {usage}")
                     self.world.count_hits(usage)
-            case Reject(request_id, code, text, _):
+            case Reject(request_id, code, text, retry):
                 ask = self.open.pop(request_id, None)
-                if ask is not None:
+                if ask is not None and code == 503 and retry and not ask.got and ask.attempts < MAX_ATTEMPTS:
+                    self.world.seen["request tried again"] += 1
+                    self.world.clock.after(RETRY_S * self._rng.random(), lambda: self.world.gateway.ask(ask))
+                elif ask is not None:
                     self._reject(ask, code, text)
 
     def _take(self, ask: Ask, tokens: list[int]) -> None:

@@ -37,13 +37,13 @@ class Network:
         self.peers: dict[str, Process] = {}  # by identity
         self.cut: set[str] = set()  # identities that nothing reaches, and that reach nobody
 
-    def to_scheduler(self, sender: PeerKey, receiver_epoch: int, message: Message) -> None:
-        """A peer sends."""
+    def to_scheduler(self, sender: PeerKey, receiver_epoch: int, message: Message, link: "Shell | None" = None) -> None:
+        """A peer sends, to `link` if that still runs, else to the newest scheduler."""
         safe = sender.identity.startswith("gateway") or isinstance(message, PeerExited)
-        self._send((sender.identity, True), safe, False, self._to_scheduler, sender, receiver_epoch, message)
+        self._send((sender.identity, True), safe, False, self._to_scheduler, sender, receiver_epoch, message, link)
 
-    def _to_scheduler(self, sender: PeerKey, receiver_epoch: int, message: Message) -> None:
-        shell = self.scheduler
+    def _to_scheduler(self, sender: PeerKey, receiver_epoch: int, message: Message, link: "Shell | None") -> None:
+        shell = link if link is not None and link.alive else self.scheduler
         if shell is not None:
             shell.deliver(shell.take, sender, receiver_epoch, message)
         else:

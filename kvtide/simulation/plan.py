@@ -7,11 +7,13 @@ from typing import Literal
 
 from services.scheduler.core.settings import CoreSettings
 
+WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 FaultKind = Literal[
     "kill_worker",
     "kill_storage",
     "kill_gateway",
     "kill_scheduler",
+    "second_scheduler",
     "pause_worker",
     "pause_storage",
     "pause_scheduler",
@@ -47,6 +49,8 @@ class Plan:
     device_pages: int  # page 0 included
     host_pages: int  # page 0 included; 0 = no storage
     backends: list[str]  # of each storage the id of its L3, or "none"
+    replicas: int  # schedulers that share the storages
+    replica: int  # which of them the simulated one is
     joins: list[float]  # seconds at which each storage starts for the first time
     rows: int
     max_context: int  # tokens
@@ -79,7 +83,13 @@ class Plan:
 def make_plan(seed: int) -> Plan:
     """Draw a plan. One seed in three has no fault, one a few, one many."""
     rng = random.Random(f"plan {seed}")
-    policies = ("write_through", "write_through", "write_through_selective", "write_back", "write_back")
+    policies: list[WritePolicy] = [
+        "write_through",
+        "write_through",
+        "write_through_selective",
+        "write_back",
+        "write_back",
+    ]
     page_size = rng.choice([1, 2, 4])
     device_pages = rng.choice([rng.randint(5, 12), rng.randint(10, 30)])
     host_pages = 0 if rng.random() < 0.07 else rng.choice([rng.randint(3, 16), rng.randint(16, 100)])
@@ -106,13 +116,15 @@ def make_plan(seed: int) -> Plan:
         device_pages=device_pages,
         host_pages=host_pages,
         backends=[],
+        replicas=1,
+        replica=0,
         joins=[],
         rows=rng.randint(1, 6),
         max_context=rng.choice([(device_pages + 3) * page_size, max(4, device_pages * page_size // 2)]),
         max_steps=rng.choice([1, 1, 2]),
         credits=rng.choice([1, 2, 32]),
         segment_budget=rng.choice([1, 1, 2]),
-        requests=rng.randint(8, 32),
+        requests=rng.randint(7, 27),
         traffic_s=rng.choice([0.2, 1.0, 3.0, 10.0, 50.0]),
         families=rng.randint(2, 7),
         stored=rng.choice([0.0, 0.6, 1.0]),
@@ -123,6 +135,9 @@ def make_plan(seed: int) -> Plan:
         step_s=rng.choice([0.01, 0.05]),
         l3_s=rng.choice([0.005, 0.05, 0.6]),
     )
+    if host_pages > 12 and rng.random() < 0.25:
+        plan.replicas = rng.choice([2, 3])
+        plan.replica = rng.randrange(plan.replicas)
     if host_pages:
         _add_storages(plan, rng)
     if trouble:
@@ -147,11 +162,11 @@ def _add_faults(plan: Plan, rng: random.Random, trouble: int) -> None:
         plan.fail_step = rng.choice([0.02, 0.15])
     if rng.random() < 0.4:
         plan.fail_copy = rng.choice([0.02, 0.15])
-    kinds = list(FAULT_KINDS)
+    kinds: list[FaultKind] = [*FAULT_KINDS, "kill_scheduler"]
     for _ in range(rng.randint(1, 2) if trouble == 1 else rng.randint(2, 7)):
         kind, seconds = rng.choice(kinds), rng.choice([0.05, 0.5, 4.0, 20.0, 45.0])
         if kind == "kill_scheduler":  # while there are requests, so that a successor finds something to adopt
-            seconds = min(seconds, 4.0)
+            seconds = min(seconds, 0.5)
         if kind == "cut_worker" and plan.max_steps > 1:  # a short one would lose one of two steps without a notice
             seconds = max(seconds, 5 * plan.beat_s)
         plan.faults.append(Fault(rng.uniform(0.05, plan.traffic_s * 1.2), kind, seconds, rng.randrange(6)))

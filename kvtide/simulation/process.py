@@ -7,8 +7,10 @@ from kvtide.simulation.clock import Action
 from services.scheduler.core.events import PeerKey
 from shared.link import HELLO_RETRY_S, MISSED_BEATS
 from shared.messages.common import Heartbeat, HelloWanted, Message, Refused, Welcome
+from shared.messages.storage import Superseded
 
 if TYPE_CHECKING:
+    from kvtide.simulation.shell import Shell
     from kvtide.simulation.world import World
 
 
@@ -52,9 +54,12 @@ class Pausable:
 class Process(Pausable, ABC):
     """A peer of the scheduler."""
 
+    holds_lease = False  # tells an older scheduler that a newer one has taken over
+
     def __init__(self, world: "World", identity: str) -> None:
         super().__init__(world)
         self.key = PeerKey(identity, world.new_epoch())
+        self.link: Shell | None = None  # the scheduler that it is connected to, if not the newest
         self.scheduler_epoch = 0
         self.up = False
         self._heard = 0.0
@@ -80,7 +85,7 @@ class Process(Pausable, ABC):
 
     def send(self, message: Message) -> None:
         """Send to the current scheduler."""
-        self.world.network.to_scheduler(self.key, self.scheduler_epoch, message)
+        self.world.network.to_scheduler(self.key, self.scheduler_epoch, message, self.link)
 
     def take(self, sender: int, receiver: int, message: Message) -> None:
         """What `SchedulerLink` does with a message."""
@@ -89,11 +94,17 @@ class Process(Pausable, ABC):
             return
         if receiver != self.key.epoch or sender < self.scheduler_epoch:
             self.world.seen["old_epoch_at_peer"] += 1
+            if receiver == self.key.epoch and self.holds_lease:
+                old = next((shell for shell in self.world.old_shells if shell.epoch == sender), None)
+                answer = Superseded(self.scheduler_epoch)
+                self.world.network.to_scheduler(self.key, sender, answer, old)
             return
         if isinstance(message, Refused):
             self.world.fail(f"{self.key.identity} was refused: {message.reason}")
             return
         if isinstance(message, Welcome):
+            if self.link is not None and self.link.alive and sender != self.link.epoch:
+                return  # its connection is another scheduler's
             self._heard = self.world.clock.now
             if sender != self.scheduler_epoch or not self.up:
                 self.scheduler_epoch = sender
@@ -111,7 +122,7 @@ class Process(Pausable, ABC):
         self.on_message(message)
 
     def _greet(self) -> None:
-        self.world.network.to_scheduler(self.key, 0, self.hello())
+        self.world.network.to_scheduler(self.key, 0, self.hello(), self.link)
 
     def _beat(self) -> None:
         if self.up and self.world.clock.now - self._heard > MISSED_BEATS * self._interval:

@@ -4,19 +4,26 @@ from kvtide.simulation.plan import FAULT_KINDS
 from services.scheduler.core.request import RequestState
 
 OF_THE_NETWORK = (
-    "message_lost", "message_doubled", "old_epoch_at_peer", "old_epoch_at_scheduler", "scheduler_lost",
-    "peer_heard_again", "peers_lost", "peers_exited", "answered_again", "asked_while_running", "late_answers",
+    "message_lost", "message_doubled", "message_late", "message_kept", "old_epoch_at_peer", "old_epoch_at_scheduler",
+    "scheduler_lost", "superseded", "neighbour_visit", "storage_joined", "peer_heard_again", "peers_lost",
+    "peers_exited", "answered_again", "asked_while_running", "late_answers",
 )  # fmt: skip
 OF_REQUESTS = (
     "request finished", "request aborted", "request gateway lost", "request scheduler lost", "request rejected 400",
-    "request rejected 429", "request rejected 503", "retracted", "step_failed_error", "step_failed_load",
-    *(f"abort_{state.value}" for state in RequestState if state is not RequestState.QUEUED),  # it never rests there
+    "request rejected 429", "request rejected 503", "request tried again",
+    "retracted", "step_failed_error", "step_failed_load",
+    *(f"abort_{state.value}" for state in RequestState if state is not RequestState.QUEUED),  # none rests there
 )  # fmt: skip
 OF_TIERS = (
     "device_hit", "host_hit", "storage_hit", "backup_pages", "backup_failed", "backup_dropped_waiting",
     "backup_dropped_no_host_page", "load_back_pages", "load_back_failed", "load_failed_checksum", "load_failed_error",
     "device_evicted_pages", "host_evicted_pages", "archive_ended_pages", "archive_dropped_pages", "lookups",
     "prefetch_pages", "prefetch_taken_pages", "prefetch_timed_out", "prefetch_dropped_no_room",
+    "write_back_pages", "write_back_waited", "orphaned_pages", "adopted_pages", "orphans_evicted_pages",
     "prefetch_dropped_no_host_page", "prefetch_corrupt_pages", "l3_corrupt_read", "segment_refused", "map_failed",
 )  # fmt: skip
-REQUIRED = (*FAULT_KINDS, *OF_THE_NETWORK, *OF_REQUESTS, *OF_TIERS)
+OF_SHAPES = (
+    "policy write_through", "policy write_through_selective", "policy write_back", "ranks 1", "ranks 2",
+    "storages 0", "storages 1", "storages 2", "storages 3",
+)  # fmt: skip
+REQUIRED = (*FAULT_KINDS, *OF_SHAPES, *OF_THE_NETWORK, *OF_REQUESTS, *OF_TIERS)

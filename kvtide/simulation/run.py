@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvtide.simulation.plan import make_plan
+from kvtide.simulation.plan import Plan, make_plan
 from kvtide.simulation.world import World
 
 
@@ -21,11 +21,16 @@ class Outcome(NamedTuple):
 
 def run_seed(seed: int, log: Callable[[str], None] | None = None) -> Outcome:
     """Run one seed; `log` gets the trace line by line."""
-    world = World(make_plan(seed), log)
+    return run_plan(make_plan(seed), log)
+
+
+def run_plan(plan: Plan, log: Callable[[str], None] | None = None) -> Outcome:
+    """Run a seed's plan, or what is left of it."""
+    world = World(plan, log)
     failure = where = ""
     try:
         world.run()
     except Exception as error:  # whatever it is, it is this seed's result
         failure = f"{type(error).__name__}: {error}"
         where = traceback.format_exc()
-    return Outcome(seed, world.events, failure, where, world.seen + world.shell.core.state.counters)
+    return Outcome(plan.seed, world.events, failure, where, world.seen + world.shell.core.state.counters)

@@ -28,12 +28,20 @@ class Name(NamedTuple):
 class Segment:
     """Pages, their names, and who maps them."""
 
+    @property
+    def leased(self) -> range:
+        """Pages that are the simulated scheduler's."""
+        return range(self.info.first_page, self.info.first_page + self.info.page_count)
+
     def parts(self, page: int) -> tuple[PageContent, ...]:
         """What a page holds, for each rank."""
         return tuple(pages[page] for pages in self.content)
 
-    def __init__(self, storage_id: str, epoch: int, pages: int, geometry: PageGeometry, model: bytes) -> None:
-        self.info = SegmentInfo(storage_id, f"/sim/{storage_id}.{epoch}", epoch, pages, 1, pages - 1, geometry, model)
+    def __init__(
+        self, storage_id: str, epoch: int, pages: int, lease: tuple[int, int], geometry: PageGeometry, model: bytes
+    ) -> None:
+        path = f"/sim/{storage_id}.{epoch}"
+        self.info = SegmentInfo(storage_id, path, epoch, pages, *lease, geometry, model)
         empty = (EMPTY,) * geometry.page_size
         self.content: list[list[PageContent]] = [[empty] * pages for _ in range(geometry.tp_size)]  # by rank
         self.names: dict[int, Name] = {}

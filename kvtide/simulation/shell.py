@@ -43,6 +43,12 @@ class Shell(Pausable):
         world.network.succeed("scheduler", self, self.take)
         self.later(world.plan.beat_s, self._beat)
 
+    def kill(self) -> None:
+        """What it has counted stays known."""
+        if self.alive:
+            self.world.seen.update(self.core.state.counters)
+        super().kill()
+
     def take(self, peer: PeerKey, receiver_epoch: int, message: Any) -> None:
         """A message has arrived."""
         if isinstance(message, WorkerHello | StorageHello | GatewayHello):
@@ -94,6 +100,9 @@ class Shell(Pausable):
             check_integrity(self.core)
         else:
             check_sums(self.core)
+        if self.core.superseded:
+            world.seen["superseded"] += 1
+            self.kill()
         self._arm()
 
     def _send(self, peer: PeerKey, message: Message) -> None:

@@ -4,7 +4,9 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvtide.simulation import neighbour
 from kvtide.simulation.content import PageContent, checksum
+from kvtide.simulation.neighbour import Neighbour
 from kvtide.simulation.process import Process
 from kvtide.simulation.segment import Name, Segment
 from services.scheduler.core.events import PeerKey
@@ -65,6 +67,8 @@ class Transfer:
 class SimStorage(Process):
     """One storage process."""
 
+    holds_lease = True
+
     def __init__(self, world: "World", number: int) -> None:
         super().__init__(world, f"storage-{number}")
         self.number = number
@@ -73,6 +77,7 @@ class SimStorage(Process):
         self._rng = random.Random(f"storage {self.key.epoch} {world.plan.seed}")
         self.current: Segment | None = None
         self._log = OpLog()
+        self._fenced = 0  # op_id of the last Fence: what is older is stale
         self._epoch = 0
         self._running: list[Transfer] = []
         self._fences: list[tuple[int, int, list[Transfer]]] = []
@@ -101,6 +106,7 @@ class SimStorage(Process):
         if self.scheduler_epoch != self._epoch:
             self._epoch = self.scheduler_epoch
             self._log.clear()
+            self._fenced = 0
             self._stop(lambda transfer: True)
 
     def on_message(self, message: Any) -> None:
@@ -108,7 +114,11 @@ class SimStorage(Process):
         if isinstance(message, Cancel):
             self._cancel(message.target)
             return
-        match self._log.begin(message.op_id):
+        seen = self._log.begin(message.op_id)
+        if seen is Seen.NEW and message.op_id < self._fenced:  # it was overtaken by a Fence
+            self._answer(self._epoch, message.op_id, OperationFailed(message.op_id, RANK, "stale", -1, b""))
+            return
+        match seen:
             case Seen.NEW:
                 self._carry_out(message)
             case Seen.DONE:
@@ -137,6 +147,7 @@ class SimStorage(Process):
     def _carry_out(self, message: Any) -> None:
         match message:
             case Fence():
+                self._fenced = max(self._fenced, message.op_id)
                 self._told.clear()  # what was told may have been lost
                 waits = self._stop(lambda each: each.epoch != self._epoch or each.op_id < message.op_id)
                 self._fences.append((message.op_id, self._epoch, waits))
@@ -206,8 +217,13 @@ class SimStorage(Process):
             return self._failed(message.op_id, "full")
         if any(not transfer.ended for transfer in self._running):
             return self._failed(message.op_id, "full")
-        segment = Segment(self.key.identity, world.new_epoch(), plan.host_pages, message.geometry, world.model)
+        lease = neighbour.lease(plan.host_pages, plan.replicas, plan.replica)
+        segment = Segment(self.key.identity, world.new_epoch(), plan.host_pages, lease, message.geometry, world.model)
         world.segments[self.key.identity, segment.info.epoch] = self.current = segment
+        for number in range(plan.replicas):
+            first, count = neighbour.lease(plan.host_pages, plan.replicas, number)
+            if number != plan.replica and count:
+                world.neighbours.append(Neighbour(world, segment, range(first, first + count)))
         return SegmentOpened(message.op_id, segment.info)
 
     def _scan(self) -> set[tuple[PeerKey, int]]:

@@ -63,7 +63,11 @@ class Stream:
             self._on_end(job, answer)
             self._go_on()
             return
-        self._process.later(job.parts[number][0], self._run, job, number)
+        delay = job.parts[number][0]
+        if delay:
+            self._process.later(delay, self._run, job, number)
+        else:
+            self._run(job, number)
 
     def _run(self, job: Job, number: int) -> None:
         if not (job.cancelled and job.stop_early):

@@ -38,6 +38,7 @@ class SimWorker(Process):
         self.device = Device(world, rank)
         self.mapped: dict[tuple[str, int], Segment] = {}
         self._log = OpLog()
+        self._fenced = 0  # op_id of the last Fence: what is older is stale
         self._epoch = 0  # of the scheduler whose commands count
         self._live: dict[Job, type] = {}
         self._barriers: list[tuple[int, int, set[Job], Callable[[], Message]]] = []
@@ -47,8 +48,8 @@ class SimWorker(Process):
         """See WorkerHello."""
         plan = self.world.plan
         return WorkerHello(
-            self.key.identity, self.rank, self.world.geometries[self.rank], self.world.model, plan.device_pages, plan.rows,
-            plan.max_context, plan.max_steps, plan.credits,
+            self.key.identity, self.rank, self.world.geometries[self.rank], self.world.model, plan.device_pages,
+            plan.rows, plan.max_context, plan.max_steps, plan.credits,
         )  # fmt: skip
 
     def on_scheduler(self) -> None:
@@ -56,6 +57,7 @@ class SimWorker(Process):
         if self.scheduler_epoch != self._epoch:
             self._epoch = self.scheduler_epoch
             self._log.clear()
+            self._fenced = 0
             self._stop(list(self._live))
 
     def kill(self) -> None:
@@ -71,7 +73,11 @@ class SimWorker(Process):
         if isinstance(message, Cancel):
             self._cancel(message.target)
             return
-        match self._log.begin(message.op_id):
+        seen = self._log.begin(message.op_id)
+        if seen is Seen.NEW and message.op_id < self._fenced:  # it was overtaken by a Fence
+            self._answer(message.op_id, OperationFailed(message.op_id, self.rank, "stale", -1, b""))
+            return
+        match seen:
             case Seen.NEW:
                 self._carry_out(message)
             case Seen.DONE:
@@ -104,6 +110,7 @@ class SimWorker(Process):
                 users = {job for job, kind in self._live.items() if kind is not RunStep}
                 self._answer_after(message.op_id, users, lambda: self._unmap(message.op_id, segment))
             case Fence():
+                self._fenced = max(self._fenced, message.op_id)
                 self._stop(list(self._live))
                 self._answer_after(message.op_id, set(self._live), lambda: Fenced(message.op_id, self.rank))
 

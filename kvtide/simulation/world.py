@@ -8,6 +8,7 @@ from kvtide.simulation import checks
 from kvtide.simulation.clock import Clock
 from kvtide.simulation.content import checksum, of_rank, root, spoil, walk
 from kvtide.simulation.gateway import Ask, SimGateway, Traffic
+from kvtide.simulation.neighbour import Neighbour
 from kvtide.simulation.network import Network
 from kvtide.simulation.plan import Fault, Plan
 from kvtide.simulation.process import Pausable
@@ -20,7 +21,7 @@ from shared.packed import pack
 from shared.page_hash import chain
 
 MODEL = b"m" * 32
-CHECK_EVERY = 64  # actions between two looks at what pages hold
+CHECK_EVERY = 128  # actions between two looks at what pages hold
 MAX_ACTIONS = 60_000  # a run has some hundred; beyond this it hangs
 SETTLE_S = 1500.0  # after the last fault everything must have ended: above the longest request timeout
 
@@ -47,6 +48,7 @@ class World:
         self.stall_s = 0.0  # how much longer a copy takes that begins now
         self.failing_l3 = False
         self.refusing: set[str] = set()  # storages that open no segment
+        self.neighbours: list[Neighbour] = []
         self._log = log
         self._epochs = 1000
         self.network = Network(self, plan)
@@ -55,6 +57,7 @@ class World:
         self.asks: list[Ask] = []
         self.ended = 0  # of them
         self.shell = Shell(self)
+        self.old_shells: list[Shell] = []  # that run beside their successor
         self.workers = [SimWorker(self, rank) for rank in range(self.ranks)]
         self.storages: list[SimStorage] = []
         for number in range(len(plan.backends)):
@@ -108,10 +111,13 @@ class World:
 
     def run(self) -> None:
         """Traffic and faults, then peace until everything has ended."""
+        self.seen[f"policy {self.plan.settings.write_policy}"] += 1
+        self.seen[f"ranks {self.ranks}"] += 1
+        self.seen[f"storages {len(self.plan.backends)}"] += 1
         for number in range(self.plan.requests):
             self.clock.after(self._arrival(number), self._arrive)
         for fault in self.plan.faults:
-            self.clock.after(fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+            self.clock.after(fault.at, lambda fault=fault: self._strike(fault))
         limit = self.plan.faults_end + SETTLE_S
         clock, peace = self.clock, self.plan.faults_end
         while clock.now < peace or not self._is_over():
@@ -120,6 +126,8 @@ class World:
             if clock.steps % CHECK_EVERY == 0:
                 checks.check_contents(self)
         checks.check_contents(self)
+        for each in self.neighbours:
+            each.check()
         checks.check_end(self)
 
     def _arrival(self, number: int) -> float:
@@ -151,12 +159,27 @@ class World:
                     self.clock.after(fault.seconds, process.resume)
             case "zombie":
                 self._replace_paused(fault.target % self.ranks, fault.seconds)
+            case "second":
+                self._start_second(fault.seconds)
             case "cut":
                 identity = f"{part}-{fault.target % (self.ranks if part == 'worker' else max(1, len(self.storages)))}"
                 self.network.cut.add(identity)
                 self.clock.after(fault.seconds, lambda: self.network.cut.discard(identity))
             case _:
                 self._trouble(fault)
+
+    def _start_second(self, seconds: float) -> None:
+        """A scheduler of the same identity starts; one peer after the other is connected to it. The first one, should
+        nobody tell it to exit, is found out after a while."""
+        old = self.shell
+        if not old.alive or old.paused:
+            return
+        self.old_shells.append(old)
+        self.shell = Shell(self)
+        for process in [*self.workers, *self.storages, self.gateway]:
+            process.link = old
+            self.clock.after(self.rng.uniform(0.0, seconds), setattr, process, "link", None)
+        self.clock.after(seconds + 1.0, old.kill)
 
     def _process(self, part: str, target: int) -> Pausable | None:
         match part:
@@ -234,8 +257,9 @@ class World:
 
     def _corrupt_host(self, target: int) -> None:
         segment = self.storages[target % len(self.storages)].current if self.storages else None
-        if segment is not None and segment.names:
+        names = sorted(page for page in segment.names if page in segment.leased) if segment is not None else []
+        if segment is not None:
             rank = target % self.ranks
-            for page in self.rng.sample(sorted(segment.names), (len(segment.names) + 1) // 2):
+            for page in self.rng.sample(names, (len(names) + 1) // 2):
                 segment.content[rank][page] = spoil(segment.content[rank][page])
                 segment.spoilt.add(page)

@@ -60,6 +60,8 @@ class Answer:
     def note(self) -> None:
         """Bring the record up to date."""
         self._record.completion_tokens = sum(choice.tokens for choice in self.choices)
+        self._record.longest = max(choice.tokens for choice in self.choices)
+        self._record.queue_s = self.extras()["queue_s"]
         self._record.finish = ",".join(choice.finish_reason or "-" for choice in self.choices)
         firsts = [self._first_usage(prompt) for prompt in range(len(self._job.prompts))]
         known = [usage for usage in firsts if usage is not None]

@@ -39,6 +39,8 @@ class Record:
     completion_tokens: int = 0
     hits: Hits | None = None
     ttft_s: float | None = None
+    longest: int = 0  # tokens of the longest choice
+    queue_s: float | None = None  # longest wait of a choice
 
     def first_token(self) -> None:
         """Tokens have arrived."""
@@ -104,3 +106,7 @@ class Records:
             metrics.prompt_tokens.add(amount=record.prompt_tokens)
             metrics.ttft.observe(record.ttft_s)
             metrics.e2e.observe(seconds)
+            if record.longest > 1:
+                metrics.tpot.observe((seconds - record.ttft_s) / (record.longest - 1))
+            if record.queue_s is not None:
+                metrics.queue.observe(record.queue_s)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from msgspec.structs import asdict
 from services.scheduler.core.core import Core
 from services.scheduler.core.events import DeadlineReached, Event, PeerKey, PeerLost, PeerUp, Received, Send
 from services.scheduler.core.settings import CoreSettings
-from services.scheduler.core.status import status
+from services.scheduler.core.status import integrity, status
 from shared.config import Config
 from shared.errors import ProtocolError
 from shared.link import BUSY_INTERVAL_S, IDLE_INTERVAL_S, MISSED_BEATS, new_epoch
@@ -25,6 +26,7 @@ from shared.transport import Counters, Decoder, Router, decode_envelope, encode
 
 FIRST_INTERVAL_S = 5.0  # what a peer may take until its first heartbeat
 PAUSE_S = 1.0  # a beat that is later than this: the scheduler itself did not run
+INTEGRITY_REST = 100  # check_integrity rests this many times what it took: 1 % of a core however often status is asked
 FORGET_PEER_S = 600.0  # a lost peer's name is kept in the status this long
 
 log = logging.getLogger("kvtide.scheduler")
@@ -56,22 +58,27 @@ class SchedulerService:
         self._started_s = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
+        self._ended = asyncio.Event()  # another scheduler has taken over
         self._interval_s = IDLE_INTERVAL_S
+        self._integrity = "ok"
+        self._checked_s = -math.inf  # when `_integrity` was found
+        self._rest_s = 0.0  # until it is looked for again
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set."""
         tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._beat())]
         stopping = asyncio.create_task(stop.wait())
+        ending = asyncio.create_task(self._ended.wait())
         try:
-            done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([*tasks, stopping, ending], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            for task in [*tasks, stopping]:
+            for task in [*tasks, stopping, ending]:
                 task.cancel()
-            await asyncio.gather(*tasks, stopping, return_exceptions=True)
+            await asyncio.gather(*tasks, stopping, ending, return_exceptions=True)
             self._router.close()
 
     # --- in -----------------------------------------------------------------------------------------------------
@@ -132,6 +139,9 @@ class SchedulerService:
     def _feed(self, event: Event) -> None:
         for command in self._core.handle(event, time.monotonic()):
             self._deliver(command)
+        if self._core.superseded:
+            log.error("superseded: another scheduler leads this stack's storages; this one ends")
+            self._ended.set()
         self._arm()
         if self._busy() and self._interval_s == IDLE_INTERVAL_S:
             self._wake.set()
@@ -194,9 +204,15 @@ class SchedulerService:
                 continue
 
     def status(self) -> dict[str, Any]:
-        """The core's status, and the peers."""
+        """The core's status, its integrity and how old that finding is, and the peers."""
         now = time.monotonic()
+        if now - self._checked_s >= self._rest_s:
+            self._integrity = integrity(self._core)
+            self._checked_s = now
+            self._rest_s = INTEGRITY_REST * (time.monotonic() - now)
         return status(self._core) | {
+            "integrity": self._integrity,
+            "integrity_age_s": round(now - self._checked_s, 1),
             "scheduler": {"epoch": self.epoch, "uptime_s": round(now - self._started_s, 1), **self.counters},
             "peers": [
                 {
@@ -228,6 +244,7 @@ def core_settings(config: Config) -> CoreSettings:
         prefetch_threshold=cache.prefetch_threshold,
         prefetch_policy=cache.prefetch_policy,
         host_tier=cache.host_bytes > 0,
+        adoption=True,
         max_running=scheduler.max_running,
         max_queued=scheduler.max_queued,
         token_budget=scheduler.token_budget,

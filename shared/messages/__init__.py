@@ -67,6 +67,7 @@ FromStorage = (
     | storage.Inventory
     | storage.Adopted
     | storage.PagesDropped
+    | storage.Superseded
     | storage.Found
     | storage.PrefetchProgress
     | storage.PrefetchDone

@@ -47,6 +47,12 @@ class StorageHello(Message, tag=True):
     credits: int  # operations that may be in flight
 
 
+class Superseded(Message, tag=True):
+    """Storage -> scheduler: another scheduler of your identity has your lease now; exit."""
+
+    epoch: int  # ns since 1970, of the other one
+
+
 class OpenSegment(Message, tag=True):
     """Scheduler -> storage: make a host pool for this geometry (or say which one there is)."""
 

@@ -1,13 +1,16 @@
 """compose.remote.yaml: no shared volume, pages over ZeroMQ, and every token right."""
 
+import asyncio
+
 import pytest
 
 from kvtide.oracle_process import Oracle
-from tests.compose.harness import Compose
+from tests.compose.harness import Compose, run
 from tests.integration.harness import PAGE_TOKENS, prompt
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(1800)]
 
+BEAT_S = 8.0  # an idle storage tells its numbers every 5 s
 PROMPTS = range(10, 16)  # together more than the device pool
 
 
@@ -37,3 +40,38 @@ async def test_after_restarts_pages_come_from_the_host_then_from_storage(remote:
     assert from_storage.storage_tokens >= 8 * PAGE_TOKENS
     verdict = await oracle.check([answer.emitted for answer in (first, from_host, from_storage)])
     assert verdict.wrong == 0
+
+
+async def test_a_storage_that_was_cut_off_comes_back_and_no_token_is_wrong(remote: Compose, oracle: Oracle) -> None:
+    first = await remote.ask(prompt(17))
+    await remote.settle()
+    network = f"{remote.project}_stack"
+    [storage] = (await remote.compose("ps", "-q", "storage")).split()
+    await remote.restart("gpu_worker")  # so that the prompt's pages are on the host alone
+    await run("docker", "network", "disconnect", network, storage)
+    try:
+        alone = await remote.ask(prompt(17))  # its load fails, and it is computed again
+    finally:
+        await run("docker", "network", "connect", network, storage)  # under another address, maybe
+    number = await _first_backed_up(remote, range(18, 24))
+    await remote.restart("gpu_worker")
+    again = await remote.ask(prompt(number))
+    assert again.host_tokens >= 8 * PAGE_TOKENS
+    verdict = await oracle.check([answer.emitted for answer in (first, alone, again)])
+    assert verdict.wrong == 0
+
+
+async def _first_backed_up(remote: Compose, numbers: range) -> int:
+    """Ask prompts until one's pages reach the storage; which it was. A dead connection is given up after 15 s."""
+    for number in numbers:
+        before = await _put_pages(remote)
+        await remote.ask(prompt(number))
+        await asyncio.sleep(BEAT_S)
+        if await _put_pages(remote) > before:
+            return number
+    raise AssertionError(f"none of {numbers} was backed up: {await remote.status()}")
+
+
+async def _put_pages(remote: Compose) -> float:
+    [storage] = [peer for peer in (await remote.status())["peers"] if peer["role"] == "storage"]
+    return float(storage["stats"].get("remote_put_pages", 0))

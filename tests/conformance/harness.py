@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from kvtide.simulation.segment import geometry
 from services.scheduler.core.core import Core
 from services.scheduler.core.events import DeadlineReached, Event, PeerKey, PeerLost, PeerUp, Received
 from services.scheduler.core.integrity import check_integrity
@@ -13,7 +14,6 @@ from services.scheduler.core.node import Node
 from services.scheduler.core.pages import HostPool
 from services.scheduler.core.settings import CoreSettings
 from services.scheduler.core.tree import Match
-from shared.geometry import PageGeometry, Part
 from shared.messages import common, gateway, storage, worker
 from shared.packed import pack, unpack
 from shared.page_hash import namespace_seed
@@ -31,15 +31,22 @@ class Harness:
 
     def __init__(
         self, *, device: int = 12, host: int = 24, backend: bool = True, max_steps: int = 1, rows: int = 8,
-        context: int = 64, credits: int = 32, page_size: int = 2, holders: Iterable[storage.Holder] = (),
-        **settings: Any,
+        context: int = 64, credits: int = 32, page_size: int = 2, ranks: int = 1,
+        holders: Iterable[storage.Holder] = (), **settings: Any,
     ) -> None:  # fmt: skip
         self.page_size = page_size
-        geometry = PageGeometry(page_size, 1, (Part("k", 1, 1, "float32"),))
-        defaults = {"page_size": page_size, "load_back_threshold": 1, "prefetch_threshold": 4, "host_tier": host > 0}
+        geometries = [geometry(page_size, rank, ranks) for rank in range(ranks)]
+        defaults = {
+            "page_size": page_size,
+            "load_back_threshold": 1,
+            "prefetch_threshold": 4,
+            "host_tier": host > 0,
+            "tp_size": ranks,
+        }
         self.core = Core(CoreSettings(**(defaults | settings)))
         self.now = 0.0
         self.sent: list[Any] = []  # messages that the test has not answered
+        self._receivers: list[tuple[Any, PeerKey]] = []  # of what was sent
         self.emitted: list[tuple[str, int]] = []
         self.ended: dict[str, Any] = {}  # request id -> Finish or Reject
         self.gateway, self.worker, self.storage = (
@@ -48,23 +55,30 @@ class Harness:
             PeerKey("storage-0", 3),
         )
         self.worker_hello = worker.WorkerHello(
-            "worker-0", 0, geometry, MODEL, device + 1, rows, context, max_steps, credits
+            "worker-0", 0, geometries[0], MODEL, device + 1, rows, context, max_steps, credits
         )
         kind = "memory" if backend else "none"
         self.storage_hello = storage.StorageHello(
             "storage-0", storage.BackendInfo("l3", kind, False, True, 0), None, list(holders), 1000, credits
         )
-        self.geometry = geometry
+        self.geometry = geometries[0]
+        self.ranks = [self.worker, *(PeerKey(f"worker-{rank}", 10 + rank) for rank in range(1, ranks))]
+        self.hellos = [
+            msgspec.structs.replace(self.worker_hello, identity=key.identity, rank=rank, geometry=geometries[rank])
+            for rank, key in enumerate(self.ranks)
+        ]
         self.segment = self.old_segment(host)
         self._requests = 0
         self.feed(PeerUp(self.gateway, gateway.GatewayHello("gateway-0")))
-        self.feed(PeerUp(self.worker, self.worker_hello))
-        self.fenced(self.worker)
+        for key, hello in zip(self.ranks, self.hellos, strict=True):
+            self.feed(PeerUp(key, hello))
+            self.fenced(key)
         if host:
             self.feed(PeerUp(self.storage, self.storage_hello))
             self.fenced(self.storage)
             self.segment_opened()
-            self.answer(self.worker, worker.SegmentMapped(self.take(worker.MapSegment).op_id, 0))
+            for rank, key in enumerate(self.ranks):
+                self.answer(key, worker.SegmentMapped(self.take(worker.MapSegment).op_id, rank))
 
     # --- events -------------------------------------------------------------------------------------------------
 
@@ -78,11 +92,17 @@ class Harness:
                 self.ended[message.request_id] = message
             elif not isinstance(message, common.Welcome):
                 self.sent.append(message)
+                self._receivers.append((message, send.peer))
         check_integrity(self.core)
 
     def answer(self, peer: PeerKey, message: common.Message) -> None:
         """A peer says something."""
         self.feed(Received(peer, message))
+
+    def _storage_answers(self, command: Any, message: common.Message) -> None:
+        at = next(at for at, (sent, _) in enumerate(self._receivers) if sent is command)
+        _, peer = self._receivers.pop(at)
+        self.answer(self.storage if peer.identity == self.storage.identity else peer, message)
 
     def refuse(self, peer: PeerKey, message: Any, reason: str = "full") -> None:
         """A peer can't do what it was told."""
@@ -177,6 +197,9 @@ class Harness:
     def segment_opened(self) -> None:
         """The storage opens its pool."""
         self.answer(self.storage, storage.SegmentOpened(self.take(storage.OpenSegment).op_id, self.segment))
+        for release in self.pending(storage.ReleasePages):  # was it there before?
+            self.sent.remove(release)
+            self.answer(self.storage, storage.Released(release.op_id))
 
     def step_done(self, token: int = 7) -> worker.RunStep:
         """The oldest step ends; every sampled token is `token`."""
@@ -200,19 +223,19 @@ class Harness:
     def committed(self) -> storage.CommitPages:
         """The oldest commit is acked."""
         commit = self.take(storage.CommitPages)
-        self.answer(self.storage, storage.Committed(commit.op_id))
+        self._storage_answers(commit, storage.Committed(commit.op_id))
         return commit
 
     def released(self) -> storage.ReleasePages:
         """The oldest release is acked."""
         release = self.take(storage.ReleasePages)
-        self.answer(self.storage, storage.Released(release.op_id))
+        self._storage_answers(release, storage.Released(release.op_id))
         return release
 
     def archived(self) -> storage.ArchivePages:
         """The oldest archive ends."""
         archive = self.take(storage.ArchivePages)
-        self.answer(self.storage, storage.ArchiveDone(archive.op_id, pack(range(len(unpack(archive.pages)))), 0.0))
+        self._storage_answers(archive, storage.ArchiveDone(archive.op_id, pack(range(len(unpack(archive.pages)))), 0.0))
         return archive
 
     def load_done(self) -> worker.LoadPages:
@@ -230,13 +253,13 @@ class Harness:
     def found(self, hits: int) -> storage.FindPages:
         """The oldest lookup is answered."""
         find = self.take(storage.FindPages)
-        self.answer(self.storage, storage.Found(find.op_id, hits))
+        self._storage_answers(find, storage.Found(find.op_id, hits))
         return find
 
     def prefetch_done(self, *named: int) -> storage.PrefetchPages:
         """The oldest prefetch ends with these positions named."""
         prefetch = self.take(storage.PrefetchPages)
-        self.answer(self.storage, storage.PrefetchDone(prefetch.op_id, pack(named), 0, 0.0))
+        self._storage_answers(prefetch, storage.PrefetchDone(prefetch.op_id, pack(named), 0, 0.0))
         return prefetch
 
     def settle(self, *hold: type) -> None:

@@ -13,7 +13,7 @@ CLAIMED = [
     *(f"TIER-{number:02}" for number in range(1, 12)),
     "STORE-05",
     "STORE-06",
-    *(f"SC-{number:02}" for number in (5, 6, 7, 9, 10, 11, 14, 15, 17, 18, 25, 26, 28, 29, 30, 32)),
+    *(f"SC-{number:02}" for number in (*range(1, 8), *range(9, 16), 17, 18, 25, 26, *range(28, 33))),
 ]
 
 

@@ -4,7 +4,15 @@ from services.scheduler.core.events import PeerKey, PeerUp
 from services.scheduler.core.operations import MAX_SENDS
 from services.scheduler.core.settings import TRANSFER_TIMEOUT_S
 from shared.messages.common import Cancel, Cancelled, Fence
-from shared.messages.storage import CommitPages, Holder, OpenSegment, PeerExited, PrefetchPages, ReleasePages
+from shared.messages.storage import (
+    CommitPages,
+    Holder,
+    OpenSegment,
+    PeerExited,
+    PrefetchPages,
+    ReleasePages,
+    Superseded,
+)
 from shared.messages.worker import DropSegment, LoadPages, MapSegment, RunStep, SegmentDropped, WritePages
 from shared.packed import unpack
 from tests.conformance.harness import SEGMENT, Harness
@@ -210,3 +218,16 @@ def test_a_gateway_that_was_lost_hears_that_its_requests_have_ended() -> None:
     assert core.ended[request].code == 503
     core.settle()
     core.nothing_left()
+
+
+def test_a_superseded_scheduler_ends_its_requests_and_says_nothing_more() -> None:
+    core = Harness(prefetch=False)
+    request = core.submit(PROMPT)
+    core.sent.clear()
+    core.answer(core.storage, Superseded(99))
+    assert core.ended[request].code == 503
+    assert core.core.superseded
+    assert core.core.next_deadline() is None
+    core.submit(PROMPT)
+    core.lose(core.worker)
+    assert core.sent == []

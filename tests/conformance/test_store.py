@@ -164,3 +164,19 @@ def test_store_06_a_lookup_that_never_answers_costs_time_and_no_answer(ends: str
     assert waiting.state is RequestState.RUNNING
     core.settle(FindPages)
     assert core.ended[request].usage.completion_tokens == 1
+
+
+def test_store_06_lookups_that_wait_for_host_pages_give_way_to_a_request_that_can_run() -> None:
+    core = Harness(device=8, host=16, prefetch_policy="wait_complete")
+    core.compute(PROMPT)
+    core.submit(range(50, 59))
+    core.found(4)  # the prefetches' whole share
+    core.submit([*A, 20, 21, 22, 23, 24])
+    core.found(2)  # waits for the share, and locks A meanwhile
+    assert core.core.state.tree.protected == 4
+    core.submit(range(60, 73))
+    core.found(0)
+    (step,) = core.pending(RunStep)
+    assert step.items[0].tokens == pack(range(60, 73))
+    core.settle()
+    core.nothing_left()

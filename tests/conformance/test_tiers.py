@@ -231,6 +231,22 @@ def test_tier_09_a_host_pool_smaller_than_the_device_pool_still_takes_backups() 
     core.nothing_left()
 
 
+def test_tier_09_a_copy_that_made_room_is_not_written_again_before_its_next_hit() -> None:
+    core = Harness(device=24, host=6, prefetch=False, backend=False)
+    for start in (10, 20, 30, 40):
+        core.compute(range(start, start + 9))
+    written = core.core.state.counters["backup_pages"]
+    shed = [node for node in core.core.state.tree.nodes() if node.shed]
+    assert shed
+    assert all(node.value is not None and node.host is None for node in shed)
+    for node in shed:
+        core.core.backup.consider(node)
+    assert core.core.state.counters["backup_pages"] == written
+    core.core.backup.count_hits([shed[0]], 0)
+    assert not shed[0].shed
+    assert shed[0].writing is not None or core.core.state.space_freed
+
+
 def test_tier_10_the_order_of_a_backup_is_device_host_storage() -> None:
     core = Harness(prefetch=False)
     core.submit([*A, 9])

@@ -156,7 +156,7 @@ async def test_the_page_shows_the_stack_and_follows_it(browser: Browser, stack: 
     await browser.until("#tiles", "prompt tokens")
     assert "cached" in await browser.until("#tiers .tier.device", "pages ·")
     await browser.until("#tiers .tier.storage", "stored")
-    await browser.until("#chart-note", r"while this page was open: device [1-9]\d* %")
+    await browser.until("#chart-note", r"device [1-9]\d* %")
     assert await browser.run("return document.querySelectorAll('#chart rect.device').length") > 0
     assert await browser.console() == []
 
@@ -205,6 +205,9 @@ async def test_a_storage_that_dies_is_seen(browser: Browser, folder: Path) -> No
         stack.kill("scheduler-0", signal.SIGKILL)
         await browser.until("#events", "the scheduler answers again")
         await browser.until("#state", "ready")
+        assert await browser.run(
+            "return [...document.querySelectorAll('#events li')].every(e => e.querySelector('time'))"
+        )
 
 
 async def test_a_key_is_asked_for_and_forgotten(browser: Browser, folder: Path) -> None:

@@ -59,8 +59,18 @@ MUTANTS = [
         "        nodes = self._state.tree.covered(lock, len(operation.host_pages))\n        at = 0\n",
         "        nodes = self._state.tree.covered(lock, len(operation.host_pages))[:1]\n        at = 0\n",
     ),
-    _one("a split forgets the lock", f"{CORE}/tree.py", 'for name in ("lock_ref", "hit_count"', 'for name in ("hit_count"'),
-    _one("pages matched while still loading", f"{CORE}/admission.py", "request.loads = _loads(path)", "request.loads = set()"),
+    _one(
+        "a split forgets the lock",
+        f"{CORE}/tree.py",
+        'for name in ("lock_ref", "hit_count"',
+        'for name in ("hit_count"',
+    ),
+    _one(
+        "pages matched while still loading",
+        f"{CORE}/admission.py",
+        "request.loads = _loads(path)",
+        "request.loads = set()",
+    ),
     _one(
         "a namespace skipped",
         f"{CORE}/requests.py",
@@ -82,12 +92,8 @@ MUTANTS = [
         "sender < self.scheduler_epoch",
     ),
     _one(
-        "sender epoch ignored",
-        f"{PEERS}/shell.py",
-        "record is None or record.key != peer or receiver_epoch != self.epoch",
-        "record is None",
+        "duplicates not freed", f"{CORE}/device_memory.py", "        self._state.device.free(inserted.duplicates)\n", ""
     ),
-    _one("duplicates not freed", f"{CORE}/device_memory.py", "        self._state.device.free(inserted.duplicates)\n", ""),
     _one(
         "tail page not freed",
         f"{CORE}/device_memory.py",
@@ -134,9 +140,43 @@ MUTANTS = [
         "        self.rows.append(request.row)\n",
         "        if request.key not in self.all:\n            self.rows.append(request.row)\n",
     ),
-    # --- beyond the list ---------------------------------------------------------------------------------------------
+    Mutant(
+        "an uncommitted page adopted",
+        [
+            Edit(
+                f"{PEERS}/storage.py",
+                "    def _list(self, segment: Segment, message: ListPages) -> Message:\n",
+                "    def _list(self, segment: Segment, message: ListPages) -> Message:\n"
+                "        for page, digest in self.begun.items():\n"
+                "            segment.names.setdefault(page, Name(digest, checksum(segment.parts(page))))\n",
+            ),
+            Edit(
+                f"{PEERS}/storage.py",
+                "        self.hello()\n        self.later(WATCH_S",
+                "        self.begun: dict[int, bytes] = {}\n        self.hello()\n        self.later(WATCH_S",
+            ),
+            Edit(
+                f"{PEERS}/storage.py",
+                "        transfer = self._transfer(message.op_id)\n        corrupt = 0\n",
+                "        transfer = self._transfer(message.op_id)\n        corrupt = 0\n"
+                "        self.begun = dict(zip(pages, split_digests(message.digests), strict=True))\n",
+            ),
+        ],
+    ),
+    _one(
+        "one id leased to two replicas",
+        f"{PEERS}/neighbour.py",
+        "    return 1 + number * count, count\n",
+        "    return 1 + number * count, min(count + 1, pages - 1 - number * count)\n",
+    ),
+    # --- beyond the list
     _one("a step doesn't wait for its loads", f"{CORE}/admission.py", "items, sorted(loads))", "items, [])"),
-    _one("checksums not compared at a load", f"{PEERS}/jobs.py", "            elif name.checksums != checksum([content]):\n", "            elif False:\n"),
+    _one(
+        "checksums not compared at a load",
+        f"{PEERS}/jobs.py",
+        "            elif name.checksums[4 * worker.rank :][:4] != checksum([content]):\n",
+        "            elif False:\n",
+    ),
     _one(
         "pages of a lost peer freed",
         f"{CORE}/core.py",
@@ -152,7 +192,7 @@ MUTANTS = [
         "        operation.lock = None\n        self._state.unlock(lock)\n        if operation.evicts",
         "        operation.lock = None\n        if operation.evicts",
     ),
-    # --- bugs of the past ----------------------------------------------------------------------------------------------
+    # --- bugs of the past
     _one(
         "past: a step's overshoot joins the tree",
         f"{CORE}/device_memory.py",
@@ -162,7 +202,8 @@ MUTANTS = [
     _one(
         "past: steps after a failed one trusted",
         f"{CORE}/steps.py",
-        "            if request.in_flight:  # a later step was built on this one\n                request.trusted = False\n",
+        "            if request.in_flight:  # a later step was built on this one\n"
+        "                request.trusted = False\n",
         "",
     ),
     _one(
@@ -171,7 +212,12 @@ MUTANTS = [
         "            if self._overtook(step, request, attempt):\n",
         "            if False:\n",
     ),
-    _one("past: a step overtakes its loads", f"{CORE}/operations.py", "UNCOUNTED = Control | Step | Load", "UNCOUNTED = Control | Step"),
+    _one(
+        "past: a step overtakes its loads",
+        f"{CORE}/operations.py",
+        "UNCOUNTED = Control | Step | Load",
+        "UNCOUNTED = Control | Step",
+    ),
     _one(
         "past: a fetch takes another's tokens",
         f"{CORE}/prefetch.py",
@@ -182,8 +228,8 @@ MUTANTS = [
     _one(
         "past: admitted while in a lookup",
         f"{CORE}/admission.py",
-        "            if request.state not in states:  # the end of an older one's prefetch has sent it to another lookup\n",
-        "            if False:\n",
+        "            if request.state not in states:  # the end of an older one's prefetch",
+        "            if False:  #",
     ),
     _one(
         "past: a host copy that eviction can't see",
@@ -206,7 +252,8 @@ MUTANTS = [
     _one(
         "past: commands for an exited worker",
         f"{CORE}/peers.py",
-        "                worker.fenced = False\n                self._withdraw_group()\n                self._fence(key)\n",
+        "                worker.fenced = False\n                self._withdraw_group()\n"
+        "                self._fence(key)\n",
         "                pass\n",
     ),
     _one(
@@ -227,4 +274,28 @@ MUTANTS = [
         "overtaken = operation.op_id < self._held.get(peer, 0)",
         "overtaken = False",
     ),
-]  # fmt: skip
+    _one(
+        "past: an unsent command expires with its credit",
+        f"{CORE}/operations.py",
+        "if operation.message is not None and not overtaken and not self._is_queued(peer, operation):",
+        "if operation.message is not None and not overtaken:",
+    ),
+    _one(
+        "past: an old wish to wait for a backup blocks",
+        f"{CORE}/admission.py",
+        "        self._device.waits = False\n",
+        "",
+    ),
+    _one(
+        "past: a load of the rank that stays is forgotten",
+        f"{CORE}/core.py",
+        "isinstance(operation, Write | Load) and not operation.failed",
+        "isinstance(operation, Write) and not operation.failed",
+    ),
+    _one(
+        "past: waiting lookups keep device memory locked",
+        f"{CORE}/prefetch.py",
+        "        hungry, self._hungry = self._hungry, []\n        for find, _ in hungry:\n",
+        "        hungry: list[tuple[Find, int]] = []\n        for find, _ in hungry:\n",
+    ),
+]

@@ -1,4 +1,4 @@
-"""Every planted fault still has its place in the source, and the quick ones are found. All of them: `make test-mutants`."""
+"""Every planted fault still has its place in the source, and the quick ones are found. All: `make test-mutants`."""
 
 import subprocess
 import sys

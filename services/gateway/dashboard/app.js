@@ -104,7 +104,7 @@ function missing(status) {
 }
 
 function meaning(role) {
-  if (role === "storage") return "Its host pages and L3 can't be used: prompts are computed anew, answers stay right.";
+  if (role === "storage") return "Its host pages and L3 can't be used: what the device lacks is computed anew, answers stay right.";
   return role === "worker" ? "Requests wait until it is back." : "";
 }
 
@@ -164,7 +164,7 @@ function trouble(status) {
 /** A line of the list of what happened, newest first. */
 function note(text, level) {
   const list = byId("events");
-  list.querySelector(".quiet:not([data-level])")?.remove();
+  list.querySelector("li:not([data-level])")?.remove();
   const time = new Date().toLocaleTimeString("en-GB");
   list.prepend(element("li", { "data-level": level }, element("time", { class: "quiet" }, time), ` ${text}`));
   while (list.children.length > EVENTS) list.lastChild.remove();

@@ -33,9 +33,11 @@ export class Chart {
     this.svg.replaceChildren(...shapes);
     const all = tokens(history, -Infinity);
     const parts = TIERS.map((tier) => `${tier} ${percent(all[tier] / all.total)}`).join(", ");
+    const whole = history.last.at - history.samples[0].at > (HISTORY_S - COLUMN_S) * 1000;
+    const since = whole ? "in the last five minutes" : "since this page was opened";
     const text = all.total
-      ? `${count(all.total)} prompt tokens while this page was open: ${parts}, computed ${percent(all.computed / all.total)}.`
-      : "No prompt since this page was opened. A column is five seconds; one without a prompt stays empty.";
+      ? `${count(all.total)} prompt tokens ${since}: ${parts}, computed ${percent(all.computed / all.total)}.`
+      : `No prompt ${since}. A column is five seconds; one without a prompt stays empty.`;
     say(this.note, text);
     this.svg.setAttribute("aria-label", text);
   }

@@ -5,7 +5,10 @@ import { headers } from "./feed.js";
 
 const PARTS = ["device", "host", "storage", "computed"];
 
+const NEAR_PX = 40; // a reader who has scrolled further up isn't taken back down
+
 export class Chat {
+  atEnd = true;
   #messages = []; // what the model is sent
   #stopper = null;
   #model = "";
@@ -23,6 +26,10 @@ export class Chat {
       event.preventDefault();
       byId("chat-form").requestSubmit();
     });
+    this.log.addEventListener("scroll", () => {
+      this.atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR_PX;
+    });
+    new ResizeObserver(() => this.#follow()).observe(this.log);
     byId("chat-stop").addEventListener("click", () => this.#stopper?.abort());
     byId("chat-new").addEventListener("click", () => {
       this.#stopper?.abort();
@@ -43,6 +50,7 @@ export class Chat {
     const asked = element("p", { class: "said user" }, question);
     const answer = element("p", { class: "said model waiting" });
     this.log.append(asked, answer);
+    this.atEnd = true;
     this.text.value = "";
     this.#busy(new AbortController());
     const history = this.#messages;
@@ -110,7 +118,7 @@ export class Chat {
   }
 
   #follow() {
-    this.log.scrollTop = this.log.scrollHeight;
+    if (this.atEnd) this.log.scrollTop = this.log.scrollHeight;
   }
 }
 

@@ -89,7 +89,7 @@ function update(node, row) {
   const segments = row.parts.map(([name, value, shade]) => ({ name, value: value ?? 0, shade }));
   if (row.quarantined) segments.push({ name: "quarantined", value: row.quarantined, shade: 0 });
   const rest = used - segments.reduce((sum, segment) => sum + segment.value, 0);
-  if (rest > 0) segments.push({ name: "in other hands", value: rest, shade: 0.3 });
+  if (rest > 0) segments.push({ name: "other", value: rest, shade: 0.3 });
   keyed(bar, segments, (segment) => segment.name, (name) => element("i", { class: name === "quarantined" ? "bad" : "" }), (child, segment) => {
     child.style.width = `${row.total ? (100 * segment.value) / row.total : 0}%`;
     child.style.opacity = segment.shade || 1;

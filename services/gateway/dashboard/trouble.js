@@ -18,6 +18,8 @@ const WORDS = [
   [/^step_failed_(\w+)$/, "steps failed: $1", true],
   [/^map_failed$/, "segments that could not be mapped", true],
   [/^segment_refused$/, "segments refused", true],
+  [/^backup_failed$/, "backups failed", true],
+  [/^load_back_failed$/, "load-backs failed", true],
   [/^(\w+)_failed$/, "$1 failed", true],
   [/^dropped_(\w+)$/, "messages dropped: $1", false],
   [/^checksum_failed$/, "host pages with a wrong checksum", true],

@@ -42,7 +42,7 @@ class Admission:
         state = self._state
         if not self._requests.all:
             return
-        while state.ready and sum(isinstance(op, Step) for op in state.operations.table.values()) < self.max_steps:
+        while state.ready and state.operations.steps < self.max_steps:
             step = Step()
             items: list[StepItem] = []
             budget = state.settings.token_budget
@@ -80,11 +80,13 @@ class Admission:
         for other in waiting:
             if other is not request:
                 self._prefetcher.unreserve(other)
+        self._prefetcher.dismiss_hungry()
         return self.admit(request)
 
     def admit(self, request: Request) -> bool:
         """Lock the request's path, start its loads, give it a row. False when the memory isn't there (yet)."""
         state = self._state
+        self._device.waits = False
         if not self._requests.rows:
             return False
         if request.state is RequestState.PREFETCHING:
@@ -198,7 +200,7 @@ class Admission:
         reserved = [other for other in self._requests.all.values() if other.reserved is not None]
         for other in reserved:
             self._prefetcher.unreserve(other)
-        return bool(reserved)
+        return self._prefetcher.dismiss_hungry() or bool(reserved)
 
 
 def _loads(path: list[Node]) -> set[Load]:

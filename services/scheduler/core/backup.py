@@ -38,6 +38,7 @@ class Backup:
         for node in nodes:
             if at >= first:
                 node.hit_count += 1
+                node.shed = False
             at += node.pages
             self.consider(node)
 
@@ -46,7 +47,7 @@ class Backup:
         threshold = WRITE_THRESHOLDS.get(self._state.settings.write_policy)
         if threshold is None or node.is_root or node.hit_count < threshold or node.value is None or node.detached:
             return
-        if node.host is not None or node.writing is not None or node.loading is not None:
+        if node.host is not None or node.writing is not None or node.loading is not None or node.shed:
             return
         parent = node.parent
         if parent is None or not (parent.is_root or parent.host is not None) or not self._state.ready:
@@ -96,8 +97,10 @@ class Backup:
         pages = pool.alloc(node.pages)
         if pages is not None:
             self._start(node, pool, pages, evicts=True)
+            self._state.counters["write_back_pages"] += node.pages
             return WriteBack.STARTED
         if node.pages <= pool.total and self._host.evict_host(pool, node.pages):
+            self._state.counters["write_back_waited"] += 1
             return WriteBack.WAITS
         self._state.counters["backup_dropped_no_host_page"] += node.pages
         return WriteBack.IMPOSSIBLE

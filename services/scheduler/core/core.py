@@ -49,12 +49,15 @@ class Core:
         self.admission = Admission(self.state, self.requests, self.device, self.prefetcher, self.load_back, self.backup)
         self.peers = Peers(self.state, self)
         self.gateways: set[PeerKey] = set()
+        self.superseded = False  # another scheduler has our lease: nothing is sent any more, the process must exit
 
     def handle(self, event: Event, now: float) -> list[Send]:
         """Take one event; returns the commands that it causes, in order."""
         self.state.now = self.state.operations.now = now
         if self.state.published is not None:
             self.state.published.list.clear()
+        if self.superseded:
+            return []
         match event:
             case PeerUp(peer, hello):
                 self._peer_up(peer, hello)
@@ -66,7 +69,8 @@ class Core:
                 self.state.operations.expire()
                 self.requests.expire()
                 self.peers.expire()
-        self._go_on()
+        if not self.superseded:
+            self._go_on()
         commands = self.state.outbox.copy()
         self.state.outbox.clear()
         return commands
@@ -78,6 +82,8 @@ class Core:
 
     def next_deadline(self) -> float | None:
         """When `handle(DeadlineReached(), ...)` is due; None = never."""
+        if self.superseded:
+            return None
         earliest = min(self.state.operations.next_deadline(), self.requests.next_deadline(), self.peers.next_deadline())
         return None if earliest == float("inf") else earliest
 
@@ -156,7 +162,7 @@ class Core:
         if isinstance(operation, Step):
             self.steps.settle(operation)
         if operation.lock is not None:
-            if isinstance(operation, Write) and not operation.failed:
+            if isinstance(operation, Write | Load) and not operation.failed:
                 self.state.operations.fail(operation)
                 self._deal_with_failures()
             if operation.lock is not None:
@@ -228,6 +234,8 @@ class Core:
                 self.requests.submit(peer, message)
             case gateway.Abort(request_id):
                 self.requests.abort(RequestKey(peer, request_id))
+            case storage.Superseded():
+                self._supersede()
             case storage.PagesDropped(digests):
                 if self.state.published is not None:
                     self.state.published.dropped(split_digests(digests))
@@ -247,6 +255,13 @@ class Core:
                 self.state.operations.answered(op_id, peer)
                 if not operation.waiting:
                     self._ended(operation, message)
+
+    def _supersede(self) -> None:
+        for gateway_key in sorted(self.gateways):
+            self.requests.reject_all(gateway_key)
+        answers = [send for send in self.state.outbox if send.peer in self.gateways]
+        self.state.outbox[:] = answers  # what a worker or storage must do, the other scheduler says
+        self.superseded = True
 
     def _unmapped(self, peer: PeerKey, segment_epoch: int) -> None:
         """The process maps the segment no more (it has ended, or was told to drop it): it touches none of its pages."""

@@ -84,6 +84,7 @@ class HostMemory:
                 self._state.device.free(removed.device)
                 self.release(removed.host)
             else:
+                node.shed = True
                 self.release([tree.drop_host(node)])
         return True
 
@@ -167,6 +168,10 @@ class HostMemory:
                 removed = tree.detach(node)
                 self._state.device.free(removed.device)
                 self.release(removed.host)
+
+    def queued(self, pool: HostPool) -> int:
+        """Number of `queued_pages`."""
+        return sum(map(len, self._to_release.get(pool, ())))
 
     def queued_pages(self, pool: HostPool) -> Pages:
         """Pages whose ReleasePages is not sent yet, for `check_integrity`."""

@@ -47,8 +47,8 @@ def check_sums(core: "Core") -> None:
             raise IntegrityError(f"{found} device pages are held, there are {device.total}")
     for pool in core.host.pools.values():
         doomed = len(core.host.doomed.get(pool, ()))
-        queued = len(core.host.queued_pages(pool))
-        flying = sum(len(operation.held_host_pages) for operation in operations if operation.pool is pool)
+        queued = core.host.queued(pool)
+        flying = sum([len(operation.held_host_pages) for operation in operations if operation.pool is pool])
         found = pool.available + len(pool.orphans) + pool.cached + doomed + queued + flying
         if found != pool.total:
             raise IntegrityError(f"{found} host pages of {pool.storage_id} are held, there are {pool.total}")

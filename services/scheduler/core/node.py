@@ -37,6 +37,7 @@ class Node:
         "parent",
         "priority",
         "seed",
+        "shed",
         "unwritable",
         "value",
         "valued_children",
@@ -52,8 +53,9 @@ class Node:
         self.host: HostSpan | None = None  # None = not backed up
         self.lock_ref = 0
         self.hit_count = 0
+        self.shed = False  # its host copy went while it was on the device: not backed up again before its next hit
         self.created = clock
-        self.last_access = clock
+        self.last_access: int = clock
         self.priority = 0
         self.digests: list[bytes] | None = None
         self.seed = b""  # of a root: what stands in for the first page's parent digest

@@ -156,6 +156,7 @@ class Operations:
 
     def __init__(self, send: Callable[[Send], None], on_failed: Callable[[Operation], None]) -> None:
         self.table: dict[int, Operation] = {}
+        self.steps = 0  # of them
         self.now = 0.0
         self._send = send
         self._on_failed = on_failed
@@ -193,6 +194,7 @@ class Operations:
         operation.sends = 1
         operation.deadline = self.now + operation.timeout_s
         self.table[operation.op_id] = operation
+        self.steps += isinstance(operation, Step)
         for peer in peers:
             self._spend(peer, operation, message)
 
@@ -205,6 +207,7 @@ class Operations:
         self._earn(peer, operation)
         if not operation.waiting:
             del self.table[op_id]
+            self.steps -= isinstance(operation, Step)
         return operation
 
     def fail(self, operation: Operation) -> None:
@@ -216,7 +219,7 @@ class Operations:
 
     def withdraw(self, operation: Operation) -> bool:
         """Take a failed operation back from peers that it was never sent to. True when nobody else has it."""
-        for peer in [peer for peer in operation.waiting if self._is_queued(peer, operation)]:
+        for peer in [peer for peer in sorted(operation.waiting) if self._is_queued(peer, operation)]:
             self.answered(operation.op_id, peer)
         return not operation.waiting
 
@@ -227,7 +230,7 @@ class Operations:
 
     def _send_cancel(self, operation: Operation) -> None:
         operation.cancelled = True
-        for peer in operation.waiting - self._silent:
+        for peer in sorted(operation.waiting - self._silent):
             if not self._is_queued(peer, operation):
                 self._send(Send(peer, Cancel(self.new_id(), operation.op_id)))
 
@@ -280,7 +283,7 @@ class Operations:
                 if operation.waiting <= self._silent:
                     operation.deadline = float("inf")  # until they fence or exit
                 continue
-            for peer in operation.waiting:
+            for peer in sorted(operation.waiting):
                 overtaken = operation.op_id < self._held.get(peer, 0)
                 if operation.message is not None and not overtaken and not self._is_queued(peer, operation):
                     self._send(Send(peer, operation.message))

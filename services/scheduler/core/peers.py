@@ -140,7 +140,7 @@ class Peers:
         holders = {(PeerKey(each.identity, each.epoch), each.segment_epoch) for each in hello.holders}
         if known is not None and known.key == key:
             self._listener.storage_lost(key)
-            known.up, known.fenced = True, False
+            known.up, known.fenced, known.hello = True, False, hello
             known.holders |= holders  # a paused worker may have mapped one for an earlier scheduler
         else:
             if known is not None:
@@ -271,7 +271,7 @@ class Peers:
             storage.opening = False
             if isinstance(message, SegmentOpened):
                 storage.segment, storage.retry_at = message.segment, float("inf")
-                storage.released = True  # a new one: no page has a name
+                storage.released = fresh  # if it was there already, its pages have an earlier scheduler's names
                 self.advance()
             else:
                 self._state.counters["segment_refused"] += 1

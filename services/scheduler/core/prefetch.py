@@ -321,6 +321,14 @@ class Prefetcher:
         operation.requests.remove(request)
         request.fetch = None
 
+    def dismiss_hungry(self) -> bool:
+        """Lookups that wait for host pages end without: their locks protect device memory that a request needs."""
+        hungry, self._hungry = self._hungry, []
+        for find, _ in hungry:
+            self._state.counters["prefetch_dismissed"] += 1
+            self.end(find)
+        return bool(hungry)
+
     def hungry(self) -> list[Find]:
         """Lookups that have ended and wait for host pages."""
         return [find for find, _ in self._hungry]

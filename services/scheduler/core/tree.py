@@ -144,7 +144,7 @@ class RadixTree(TreeHolds):
             raise IntegrityError(f"can't split a node of {node.pages} pages at {pages}")
         cut = pages * self.page_bytes
         upper = Node(node.key[:cut], pages, node.parent, node.created)
-        for name in ("lock_ref", "hit_count", "last_access", "priority", "writing", "loading", "unwritable"):
+        for name in ("lock_ref", "hit_count", "last_access", "priority", "writing", "loading", "shed", "unwritable"):
             setattr(upper, name, getattr(node, name))
         node.parent.children[node.key[: self.page_bytes]] = upper
         node.key, node.pages, node.parent = node.key[cut:], node.pages - pages, upper

@@ -39,11 +39,11 @@ def test_a_bad_override_is_refused_by_name(override: str, names: list[str]) -> N
 
 
 def test_a_file_that_is_missing_or_no_toml_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="absent.toml"):
+    with pytest.raises(ConfigError, match=r"absent\.toml"):
         load_config(tmp_path / "absent.toml")
     broken = tmp_path / "broken.toml"
     broken.write_text("[cache\n")
-    with pytest.raises(ConfigError, match="broken.toml"):
+    with pytest.raises(ConfigError, match=r"broken\.toml"):
         load_config(broken)
     table = tmp_path / "table.toml"
     table.write_text("cache = 3\n")
