@@ -15,6 +15,7 @@ BUSY_INTERVAL_S = 1.0  # heartbeat while there is work: a dead peer is noticed w
 IDLE_INTERVAL_S = 5.0  # heartbeat while there is none: keeps an idle stack below 2 % of a core
 MISSED_BEATS = 3  # a peer is lost after this many announced intervals without a message
 HELLO_RETRY_S = 0.5  # between two hellos while no scheduler answers
+RECONNECT_S = 5.0  # unanswered for this long: the connection itself may be dead, or another's with our identity took it
 
 log = logging.getLogger("kvtide.link")
 
@@ -55,7 +56,10 @@ class SchedulerLink:
         self.epoch = new_epoch()
         self.scheduler_epoch = 0
         self.counters = Counters()
+        self._endpoint = endpoint
+        self._identity = identity
         self._dealer = Dealer(endpoint, identity)
+        self._unanswered_s = clock()  # since when hellos have no answer
         self._decode = Decoder(inbound)
         self._owner = owner
         self._clock = clock
@@ -74,8 +78,7 @@ class SchedulerLink:
         """Serve until cancelled. Raises ProtocolError when the scheduler refuses us for good."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._beat())
-                tasks.create_task(self._receive())
+                tasks.create_task(self._beat(tasks))
         except* ProtocolError as group:
             raise group.exceptions[0] from None
         finally:
@@ -93,11 +96,17 @@ class SchedulerLink:
         if self._announced_s == IDLE_INTERVAL_S:
             self._wake.set()
 
-    async def _beat(self) -> None:
-        beat_s = HELLO_RETRY_S
+    async def _beat(self, tasks: asyncio.TaskGroup) -> None:
+        receiver = tasks.create_task(self._receive())
         while True:
+            if not self._up and self._clock() - self._unanswered_s > RECONNECT_S:
+                receiver.cancel()
+                await asyncio.wait([receiver])
+                self._reconnect()
+                receiver = tasks.create_task(self._receive())
             if self._up and self._clock() - self._heard_s > MISSED_BEATS * self._interval_s:
                 self._up = False
+                self._unanswered_s = self._clock()
                 log.warning("scheduler_lost silent_s=%.1f", self._clock() - self._heard_s)
                 self._owner.on_lost()
             if self._up:
@@ -110,6 +119,13 @@ class SchedulerLink:
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), beat_s)
+
+    def _reconnect(self) -> None:
+        log.warning("reconnecting unanswered_s=%.1f", self._clock() - self._unanswered_s)
+        self.counters["reconnects"] += 1
+        self._dealer.close()
+        self._dealer = Dealer(self._endpoint, self._identity)
+        self._unanswered_s = self._clock()
 
     async def _receive(self) -> None:
         while True:

@@ -32,7 +32,7 @@ async def serve(config: Config, identity: str, stop: asyncio.Event) -> None:
     model = Model(config)
     metrics = GatewayMetrics()
     records = Records(metrics)
-    listener = _listen(config.gateway.host, config.gateway.port)
+    listener = _listen_again(config) or _listen(config.gateway.host, config.gateway.port)
     client = SchedulerClient(config.scheduler_endpoint, identity, config.scheduler.request_timeout_s)
     server = _Server(build_app(model, client, records, metrics, config.gateway.api_keys))
     linked = asyncio.create_task(client.run())
@@ -86,6 +86,17 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals belong to `shared.service`."""
         yield
+
+
+def _listen_again(config: Config) -> socket.socket | None:
+    """With any free port wanted: the port of a gateway that was killed here, so that its clients find this one."""
+    if config.gateway.port:
+        return None
+    try:
+        left = msgspec.json.decode((config.run_folder / ADDRESS_FILE).read_bytes(), type=dict[str, str])
+        return _listen(config.gateway.host, int(left["url"].rpartition(":")[2]))
+    except (OSError, KeyError, ValueError, ConfigError):
+        return None  # a clean start, or the port is another's now
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from services.storage.disk_index import MODEL_DIGITS, SHARD_DIGITS, SUFFIX, DiskIndex, PageKey, Shard
-from services.storage.page_file import allocated_bytes
+from services.storage.page_file import OPEN_TO_READ, allocated_bytes
 from services.storage.tally import Tally
 
 _MODEL = re.compile(rf"[0-9a-f]{{{MODEL_DIGITS}}}")
@@ -92,7 +92,7 @@ class DiskScan:
 def _remove_leftover(path: Path) -> None:
     """Remove a temporary file whose writer is dead: a living one holds its lock."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        file = os.open(path, OPEN_TO_READ)
     except (FileNotFoundError, PermissionError):
         return  # it has just got its name, or is another user's
     try:

@@ -9,6 +9,7 @@ into the host pool: through aiofiles the same page takes three to five times as 
 import contextlib
 import fcntl
 import os
+import stat
 import struct
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ BLOCK = 4096  # the header ends on a block of the file system, so that the page 
 FIXED = struct.Struct("<8sII32s32sQQ")
 FIELDS = ("magic", "version", "header bytes", "model fingerprint", "digest", "page bytes", "units")
 CHECK = struct.Struct("<I")
+OPEN_TO_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO must not hold a thread
 TOUCH_AFTER_S = 60  # a hit renews a file's time at most this often: a restart's LRU is right to the minute
 
 
@@ -95,9 +97,11 @@ def read_page(path: Path, layout: PageFormat, digest: bytes, page: memoryview, *
     """
     test_hooks.before_read()
     header = bytearray(layout.header_bytes)
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    file = os.open(path, OPEN_TO_READ)
     try:
         status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptPageError("it is no regular file")
         if status.st_size != layout.file_bytes:
             raise CorruptPageError(f"the file has {status.st_size} bytes instead of {layout.file_bytes}")
         _whole(os.preadv, file, [memoryview(header), page])

@@ -1,12 +1,32 @@
 """Messages of every link: the greeting, the heartbeat, the fence, and answers about operations."""
 
+import math
+
 import msgspec
+
+INT_BYTES = 4
+DIGEST_BYTES = 32
+MAX_INTERVAL_S = 60.0  # between heartbeats: a longer one would hide a dead peer
 
 PROTOCOL = 1  # raised by every change that an older peer would misread
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Base of all messages. Subclasses are tagged with their own name."""
+
+
+def check_packed(**lists: bytes) -> None:
+    """Raises ValueError, which makes a message malformed, unless each is a packed int32 list."""
+    for name, data in lists.items():
+        if len(data) % INT_BYTES:
+            raise ValueError(f"{name} has {len(data)} bytes, not a multiple of {INT_BYTES}")
+
+
+def check_digests(pages: bytes, digests: bytes) -> None:
+    """Raises ValueError unless there is one digest for each packed page."""
+    check_packed(pages=pages)
+    if len(digests) * INT_BYTES != len(pages) * DIGEST_BYTES:
+        raise ValueError(f"{len(digests)} bytes of digests don't name {len(pages) // INT_BYTES} pages")
 
 
 class Envelope(Message):
@@ -40,6 +60,11 @@ class Heartbeat(Message, tag=True):
     interval_s: float  # seconds until the next one
     stats: dict[str, float]  # name -> value, for status and metrics
 
+    def __post_init__(self) -> None:
+        """Only finite numbers, and an interval that makes sense."""
+        if not 0 < self.interval_s <= MAX_INTERVAL_S or not all(map(math.isfinite, self.stats.values())):
+            raise ValueError(f"a heartbeat's interval is above 0 and up to {MAX_INTERVAL_S} s, its stats are finite")
+
 
 class Fence(Message, tag=True):
     """Scheduler -> worker, storage: finish or drop every operation before this one, then say Fenced."""
@@ -68,6 +93,10 @@ class Cancelled(Message, tag=True):
     rank: int  # TP rank; 0 for a storage
     named: bytes  # packed int32 positions in the operation's page list that were filled and named (prefetch)
 
+    def __post_init__(self) -> None:
+        """A packed list."""
+        check_packed(named=self.named)
+
 
 class OperationFailed(Message, tag=True):
     """Worker, storage -> scheduler: the operation ended and touches no page any more, without doing its work."""
@@ -77,3 +106,7 @@ class OperationFailed(Message, tag=True):
     reason: str  # "stale", "checksum", "name", "segment", "full", "error"
     layer: int  # first layer that failed, -1 = none in particular
     positions: bytes  # packed int32 positions in the operation's page list that are bad
+
+    def __post_init__(self) -> None:
+        """A packed list."""
+        check_packed(positions=self.positions)

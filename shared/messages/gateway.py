@@ -1,6 +1,8 @@
 """Gateway <-> scheduler. The command line's `status` speaks it too."""
 
-from shared.messages.common import Message
+import math
+
+from shared.messages.common import Message, check_packed
 from shared.messages.worker import Sampling
 
 
@@ -29,6 +31,12 @@ class Submit(Message, tag=True):
     namespace: Namespace  # of its pages
     priority: int  # larger is more urgent
     timeout_s: float  # seconds until the request is given up
+
+    def __post_init__(self) -> None:
+        """Lists that fit."""
+        check_packed(tokens=self.tokens)
+        if not 0 < self.timeout_s < math.inf:
+            raise ValueError(f"timeout_s {self.timeout_s} is not a time; send seconds above 0")
 
 
 class Abort(Message, tag=True):

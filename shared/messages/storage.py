@@ -1,7 +1,7 @@
 """Scheduler <-> storage."""
 
 from shared.geometry import PageGeometry
-from shared.messages.common import Message
+from shared.messages.common import Message, check_digests, check_packed
 
 
 class BackendInfo(Message):
@@ -123,6 +123,10 @@ class Inventory(Message, tag=True):
     pages: bytes  # packed int32, those that have a name, longest unused first
     digests: bytes  # 32 bytes a page
 
+    def __post_init__(self) -> None:
+        """Lists that fit."""
+        check_digests(self.pages, self.digests)
+
 
 class AdoptPages(Message, tag=True):
     """Scheduler -> storage: pages of an Inventory are about to be used; have they still these names?"""
@@ -138,6 +142,10 @@ class Adopted(Message, tag=True):
 
     op_id: int  # of the AdoptPages
     named: bytes  # packed int32 positions in `pages` that have the name that was given
+
+    def __post_init__(self) -> None:
+        """Lists that fit."""
+        check_packed(named=self.named)
 
 
 class PagesDropped(Message, tag=True):
@@ -175,6 +183,10 @@ class PrefetchProgress(Message, tag=True):
     op_id: int  # of the PrefetchPages
     named: bytes  # packed int32 positions in `pages`, all so far
 
+    def __post_init__(self) -> None:
+        """Lists that fit."""
+        check_packed(named=self.named)
+
 
 class PrefetchDone(Message, tag=True):
     """Storage -> scheduler: ack of PrefetchPages. Pages that are not named are untouched from here on."""
@@ -183,6 +195,10 @@ class PrefetchDone(Message, tag=True):
     named: bytes  # packed int32 positions in `pages`
     corrupt: int  # pages that L3 had and that failed their check
     seconds: float  # duration
+
+    def __post_init__(self) -> None:
+        """Lists that fit."""
+        check_packed(named=self.named)
 
 
 class ArchivePages(Message, tag=True):
@@ -200,3 +216,7 @@ class ArchiveDone(Message, tag=True):
     op_id: int  # of the ArchivePages
     stored: bytes  # packed int32 positions in `pages` that L3 has now
     seconds: float  # duration
+
+    def __post_init__(self) -> None:
+        """Lists that fit."""
+        check_packed(stored=self.stored)

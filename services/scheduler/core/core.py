@@ -133,6 +133,7 @@ class Core:
             self.requests.rows = list(range(min(hello.max_requests for hello in hellos), 0, -1))
         self.requests.max_context = min(hello.max_context for hello in hellos)
         self.admission.max_steps = min(hello.max_steps for hello in hellos)
+        self.requests.take_early()
 
     def group_withdrawn(self) -> None:
         """A rank is missing: pools are used again when the group has mapped them."""
@@ -243,7 +244,7 @@ class Core:
                 self._unmapped(PeerKey(identity, epoch), segment_epoch)
             case storage.PrefetchProgress(op_id, named):
                 operation = self.state.operations.table.get(op_id)
-                if isinstance(operation, Prefetch):
+                if isinstance(operation, Prefetch) and peer in operation.waiting:
                     self.prefetcher.progressed(operation, named)
             case _:
                 op_id = getattr(message, "op_id", 0)

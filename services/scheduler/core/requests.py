@@ -4,8 +4,9 @@ from services.scheduler.core.device_memory import DeviceMemory
 from services.scheduler.core.events import PeerKey
 from services.scheduler.core.prefetch import Prefetcher
 from services.scheduler.core.request import Request, RequestKey, RequestState
+from services.scheduler.core.settings import WORKER_WAIT_S
 from services.scheduler.core.state import State
-from shared.messages.gateway import Finish, Reject, Submit
+from shared.messages.gateway import Finish, Reject, Submit, Usage
 from shared.page_hash import namespace_seed
 
 
@@ -19,6 +20,7 @@ class Requests:
         self.all: dict[RequestKey, Request] = {}
         self.running: list[Request] = []  # RUNNING, in order of admission
         self.draining: set[Request] = set()
+        self.early: dict[RequestKey, tuple[Submit, float]] = {}  # came before a worker was there; until when they wait
         self.rows: list[int] = []  # free rows of req_to_token
         self.max_context = 0  # tokens
         self._arrivals = 0
@@ -30,7 +32,10 @@ class Requests:
     def submit(self, gateway: PeerKey, submit: Submit) -> None:
         """Take a request, or refuse it with the reason."""
         key = RequestKey(gateway, submit.request_id)
-        if key in self.all:
+        if key in self.all or key in self.early:
+            return
+        if not self.room() and len(self.early) < self._state.settings.max_queued:
+            self.early[key] = (submit, self._state.now + min(WORKER_WAIT_S, submit.timeout_s))
             return
         refusal = self._refusal(submit)
         if refusal is not None:
@@ -49,6 +54,17 @@ class Requests:
         self._state.counters["prompt_tokens"] += request.prompt_tokens
         self._prefetcher.consider(request)
 
+    def take_early(self) -> None:
+        """A worker group is there: take the requests that came before it."""
+        early, self.early = self.early, {}
+        for key, (submit, _) in early.items():
+            self.submit(key.gateway, submit)
+
+    def _refuse_early(self, key: RequestKey, text: str) -> None:
+        del self.early[key]
+        self._state.counters["rejected_503"] += 1
+        self._state.send(key.gateway, Reject(key.request_id, 503, text, True))
+
     def _refusal(self, submit: Submit) -> tuple[int, str] | None:
         tokens, room, limit = len(submit.tokens) // 4, self.room(), self._state.settings.max_queued
         if len(self.all) >= limit:
@@ -66,6 +82,10 @@ class Requests:
 
     def abort(self, key: RequestKey) -> None:
         """End a request in any state; the gateway learns what it has cost."""
+        early = self.early.pop(key, None)
+        if early is not None:
+            usage = Usage(len(early[0].tokens) // 4, 0, 0, 0, 0, 0, 0.0)
+            self._state.send(key.gateway, Finish(key.request_id, "abort", usage))
         request = self.all.get(key)
         if request is not None:
             self._state.counters[f"abort_{request.state.value}"] += 1
@@ -74,8 +94,11 @@ class Requests:
 
     def reject_all(self, gateway: PeerKey) -> None:
         """The gateway is silent: its requests end. If it lives, it must hear that."""
+        text = "the scheduler lost its link to the gateway; retry"
         for request in [request for key, request in self.all.items() if key.gateway == gateway]:
-            self.reject(request, 503, "the scheduler lost its link to the gateway; retry")
+            self.reject(request, 503, text)
+        for key in [key for key in self.early if key.gateway == gateway]:
+            self._refuse_early(key, text)
 
     def reject(self, request: Request, code: int, text: str) -> None:
         """End a request without an answer; the same request may succeed later."""
@@ -143,6 +166,8 @@ class Requests:
 
     def expire(self) -> None:
         """Act on the deadlines of requests that have passed."""
+        for key in [key for key, (_, until) in self.early.items() if until <= self._state.now]:
+            self._refuse_early(key, "no GPU worker is ready; retry in a few seconds")
         for request in list(self.all.values()):
             if request.deadline <= self._state.now:
                 waited = self._state.now - request.arrived
@@ -152,4 +177,5 @@ class Requests:
 
     def next_deadline(self) -> float:
         """The earliest deadline of a request."""
-        return min((min(r.deadline, r.state_deadline) for r in self.all.values()), default=float("inf"))
+        waiting = [until for _, until in self.early.values()]
+        return min([*waiting, *(min(r.deadline, r.state_deadline) for r in self.all.values())], default=float("inf"))

@@ -2,6 +2,7 @@
 
 from typing import Literal, NamedTuple
 
+WORKER_WAIT_S = 30.0  # a request that comes before any worker waits this long: a worker starts in about 5 s
 LOOKUP_TIMEOUT_S = 2.0  # an existence check is a dictionary lookup: 2 s means that the storage is in trouble
 PREFETCH_BASE_S = 2.0  # stop policy "timeout": 2 s + 0.1 s per 1,024 tokens, at most 30 s
 PREFETCH_PER_1024_TOKENS_S = 0.1

@@ -50,7 +50,10 @@ def ready(core: "Core") -> bool:
 
 def _requests(core: "Core") -> dict[str, int]:
     states = Counter(request.state.value for request in core.requests.all.values())
-    return {state.value: states[state.value] for state in RequestState} | {"open": len(core.requests.all)}
+    states[RequestState.QUEUED.value] += len(core.requests.early)
+    return {state.value: states[state.value] for state in RequestState} | {
+        "open": len(core.requests.all) + len(core.requests.early)
+    }
 
 
 def _device(core: "Core") -> dict[str, int]:

@@ -26,6 +26,9 @@ class Steps:
     def done(self, step: Step, sampled: list[Sampled]) -> None:
         """StepDone of all ranks: tokens to the gateways, pages to the tree."""
         by_row = {result.row: result for result in sampled}
+        if any(samples and r.attempt == attempt and r.row not in by_row for r, attempt, _, samples in step.requests):
+            self.failed(step, "error")  # an answer without the tokens that were asked for
+            return
         emissions: dict[PeerKey, list[Emission]] = defaultdict(list)
         ended: list[tuple[Request, str]] = []
         for request, attempt, count, samples in step.requests:

@@ -29,6 +29,15 @@ async def test_a_port_in_use(run_folder, model_folder) -> None:
             await serve(config, "gateway-0", asyncio.Event())
 
 
+async def test_any_port_is_the_port_of_a_gateway_that_was_killed_here(run_folder, model_folder) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (run_folder / "gateway.json").write_text(json.dumps({"url": f"http://127.0.0.1:{port}"}))
+    async with run_stack(run_folder, model_folder) as stack:
+        assert stack.url.endswith(f":{port}")
+
+
 async def test_no_model(run_folder) -> None:
     with pytest.raises(ModelError, match=r"set model\.path"):
         await serve(Config(run=Run(str(run_folder))), "gateway-0", asyncio.Event())

@@ -14,7 +14,7 @@ from shared.link import SchedulerLink, new_epoch
 from shared.messages import ToGateway, ToScheduler
 from shared.messages.common import PROTOCOL, Envelope, Heartbeat, HelloWanted, Message, Refused, Welcome
 from shared.messages.gateway import Abort, EmitTokens, GatewayHello
-from shared.transport import Decoder, Router, decode_envelope, encode
+from shared.transport import Dealer, Decoder, Router, decode_envelope, encode
 
 WAIT_S = 5.0
 
@@ -48,7 +48,7 @@ class Wire:
     """A scheduler of the test's own, and a real link to it."""
 
     def __init__(self, folder: Path) -> None:
-        endpoint = f"ipc://{folder}/scheduler.sock"
+        endpoint = self.endpoint = f"ipc://{folder}/scheduler.sock"
         self.router = Router(endpoint)
         self.epoch = new_epoch()
         self.owner = Owner()
@@ -134,6 +134,32 @@ async def test_a_silent_scheduler_is_lost_and_greeted_again(wire: Wire, monkeypa
     assert not wire.link.up
     await wire.welcome()
     assert wire.link.up
+
+
+async def test_a_link_whose_connection_another_process_took_makes_a_new_one(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "IDLE_INTERVAL_S", 0.05)
+    monkeypatch.setattr(link, "RECONNECT_S", 1.2)  # room for two hellos
+    await wire.welcome()
+    wire.send(Heartbeat(0.3, {}))
+    intruder = Dealer(wire.endpoint, "peer")
+    await send_when_connected(intruder)
+    await wire.expect(GatewayHello)
+    intruder.close()
+    assert await wire.heard() == "lost"
+    await wire.welcome()
+    assert wire.link.up
+    assert wire.link.counters["reconnects"] >= 1
+
+
+async def send_when_connected(dealer: Dealer) -> None:
+    """A dealer sends nothing before its connection is up."""
+    for _ in range(int(WAIT_S / 0.01)):
+        if dealer.send(encode(1, 0, GatewayHello("peer"))):
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError("the intruder never got its connection")
 
 
 async def test_a_refusal_for_good_ends_the_link_with_its_reason(tmp_path: Path) -> None:

@@ -111,6 +111,17 @@ async def test_store_04_a_bad_file_is_a_miss_in_quarantine_and_the_next_read_wor
     assert await hits(pages, 0, 1) == [True, True]
 
 
+async def test_store_04_a_pipe_in_a_files_place_is_a_miss_and_holds_no_thread(make_store: MakeStore) -> None:
+    store = await make_store()
+    pages = await store.of_model(MODEL, GEOMETRY)
+    await put(pages, 0, 1)
+    path = next(path for path in page_files(store.folder) if path.stem == Page(0).digest.hex())
+    path.unlink()
+    os.mkfifo(path)
+    async with asyncio.timeout(5):
+        assert await hits(pages, 0, 1) == [False, True]
+
+
 async def test_store_04_a_page_under_anothers_name_is_a_miss(make_store: MakeStore) -> None:
     store = await make_store()
     pages = await store.of_model(MODEL, GEOMETRY)
