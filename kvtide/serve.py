@@ -10,7 +10,7 @@ from shared.config import Config
 
 EXAMPLE = (
     "curl {url}/v1/chat/completions -H 'content-type: application/json' -d '"
-    '{{"model": "{model}", "max_tokens": 80, '
+    '{{"model": "{model}", "temperature": 0, "max_tokens": 80, '
     '"messages": [{{"role": "user", "content": "Why does the tide come twice a day?"}}]}}\''
 )
 

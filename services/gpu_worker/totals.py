@@ -10,8 +10,8 @@ INT_BYTES = 4  # of a packed int32
 NAMES = (
     "steps",
     "step_seconds",
-    "prompt_tokens",  # computed from given tokens
-    "decode_tokens",  # computed from tokens that the worker sampled itself
+    "prompt_tokens",  # computed several at a time
+    "decode_tokens",  # computed one at a time
     "write_pages",
     "write_bytes",
     "write_seconds",
@@ -36,7 +36,8 @@ class Totals:
             case Step(), StepDone():
                 self._sum(steps=1, step_seconds=answer.compute_s)
                 for item in operation.command.items:
-                    self._sum(prompt_tokens=len(item.tokens) // INT_BYTES, decode_tokens=not item.tokens)
+                    tokens = max(1, len(item.tokens) // INT_BYTES)
+                    self._sum(prompt_tokens=tokens if tokens > 1 else 0, decode_tokens=tokens == 1)
             case Write(), WriteDone():
                 pages = len(operation.host_pages)
                 self._sum(write_pages=pages, write_bytes=pages * self._page_bytes, write_seconds=answer.seconds)

@@ -170,13 +170,22 @@ async def test_the_official_client_parses_and_streams_calls(stack: Stack) -> Non
         assert {call.function.name for call in calls} == {"get_weather"}
 
 
+LOGGING = ("gateway", "scheduler")
+
+
 async def test_a_request_can_be_followed_through_the_logs(http: httpx.AsyncClient, stack: Stack) -> None:
     answer = await complete(http, stack, "hello", max_tokens=2)
-    logs = {file.stem: file.read_text() for file in (stack.config.run_folder / "logs").iterdir()}
-    for service in ("gateway", "scheduler"):
-        text = "".join(text for name, text in logs.items() if name.startswith(service))
-        lines = [line for line in text.splitlines() if answer["id"] in line]
+    async with asyncio.timeout(TIMEOUT_S):  # a line is written after its answer is sent
+        while not all(lines_about(stack, service, answer["id"]) for service in LOGGING):
+            await asyncio.sleep(0.02)
+    for service in LOGGING:
+        lines = lines_about(stack, service, answer["id"])
         assert len(lines) == 1, f"{service} says {len(lines)} times how request {answer['id']} ended"
+
+
+def lines_about(stack: Stack, service: str, request_id: str) -> list[str]:
+    logs = (stack.config.run_folder / "logs").glob(f"{service}*")
+    return [line for file in logs for line in file.read_text().splitlines() if request_id in line]
 
 
 async def test_guided_requests_survive_retraction(http: httpx.AsyncClient, stack: Stack) -> None:
