@@ -25,6 +25,7 @@ from shared.packed import pack
 BATCH_BYTES = 8 * 2**20  # one copy call: 2 to 4 ms, far above the cost of the call, far below a step
 STEP_WAIT_S = 120.0  # a write waits for the step that fills its pages: above any step with its loads
 PACE = 1.0  # while a step or a load runs, a write rests this part of each batch's time: they compete for memory
+MAX_REST_S = 0.05  # a batch takes 2 to 4 ms; one that took seconds was stopped with its process, and rested enough
 RANK = 0  # tp_size is 1
 
 log = logging.getLogger("kvtide.transfers")
@@ -104,7 +105,7 @@ class Transfers:
                 self._geometry.page_size,
             )
             if self._others_run():
-                time.sleep(PACE * (time.perf_counter() - begun))
+                time.sleep(rest_after(time.perf_counter() - begun))
 
     def _load(self, load: Load) -> None:
         bad: defaultdict[int, list[int]] = defaultdict(list)  # positions by layer
@@ -148,6 +149,11 @@ class Transfers:
         for start in range(first, end, self._batch_pages):
             batch = slice(start, min(start + self._batch_pages, end))
             yield batch, chunk.rows[batch.start - first : batch.stop - first]
+
+
+def rest_after(batch_s: float) -> float:
+    """Seconds that a write rests after a batch of `batch_s` seconds, for the sake of the forward pass."""
+    return min(PACE * batch_s, MAX_REST_S)
 
 
 def _wait_for_writers(write: Write) -> None:
