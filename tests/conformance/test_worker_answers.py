@@ -1,4 +1,4 @@
-"""Requests that come before a worker: a restart is a pause, not an error."""
+"""What a worker is late or wrong with: requests that come before it, and a step answered without its tokens."""
 
 from kvtide.simulation.segment import geometry
 from services.scheduler.core.core import Core
@@ -7,7 +7,7 @@ from services.scheduler.core.integrity import check_integrity
 from services.scheduler.core.settings import WORKER_WAIT_S, CoreSettings
 from shared.messages import common, gateway, worker
 from shared.packed import pack
-from tests.conformance.harness import GREEDY
+from tests.conformance.harness import GREEDY, Harness
 
 
 def test_a_request_that_comes_before_any_worker_waits_for_it() -> None:
@@ -27,3 +27,15 @@ def test_a_request_that_comes_before_any_worker_waits_for_it() -> None:
     commands = core.handle(Received(PeerKey("worker-0", 2), common.Fenced(fence.op_id, 0)), 42.0)
     assert [type(command.message) for command in commands] == [worker.RunStep]
     check_integrity(core)
+
+
+def test_a_step_answered_without_its_tokens_is_computed_again() -> None:
+    core = Harness(prefetch=False)
+    core.submit([1, 2, 3])
+    step = core.take(worker.RunStep)
+    core.answer(core.worker, worker.StepDone(step.op_id, 0, [], 0.1))
+    assert core.emitted == []
+    again = core.step_done()
+    assert again.items[0].tokens == step.items[0].tokens
+    core.settle()
+    core.nothing_left()
