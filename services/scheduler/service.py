@@ -126,7 +126,8 @@ class SchedulerService:
             self._send(peer, Refused(f"identity {hello.identity!r} differs from the socket's {peer.identity!r}", False))
             return
         known = self._peers.get(peer.identity)
-        if known is not None and known.key.epoch > peer.epoch:
+        # Once the newer process is lost, an older epoch is a clock that was set back.
+        if known is not None and known.up and known.key.epoch > peer.epoch:
             self._send(peer, Refused(f"a newer process has the identity {peer.identity!r}", False))
             return
         role = type(hello).__name__.removesuffix("Hello").lower()
