@@ -87,6 +87,20 @@ def test_store_06_the_timeout_policy_goes_on_with_what_is_there() -> None:
     core.nothing_left()
 
 
+def test_store_06_progress_that_another_process_reports_counts_for_nothing() -> None:
+    core = Harness()
+    request = core.submit(PROMPT)
+    core.found(4)
+    (prefetch,) = core.pending(PrefetchPages)
+    core.answer(core.worker, PrefetchProgress(prefetch.op_id, pack([0, 1])))
+    core.wait(PREFETCH_BASE_S + 0.1)
+    assert not core.pending(LoadPages)
+    core.prefetch_done()
+    core.settle()
+    assert core.ended[request].usage.storage_hit_tokens == 0
+    core.nothing_left()
+
+
 def test_store_06_wait_complete_waits() -> None:
     core = Harness(prefetch_policy="wait_complete")
     core.submit(PROMPT)
