@@ -25,6 +25,7 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
 Backend = Literal["hash_file", "file", "memory", "lmcache", "mooncake", "dynamic", "none"]
+SCHEDULER = r"^[A-Za-z0-9_-]{1,31}@(tcp|ipc)://.+$"  # IDENTITY@ENDPOINT
 ADDRESS = r"^([^\s:/]+:[0-9]{1,5})?$"
 HostPath = Literal["auto", "map", "remote"]
 Endpoint = Annotated[str, Meta(pattern=r"^((tcp|ipc)://.+)?$")]
@@ -93,6 +94,8 @@ class Storage(_Section):
     """Storage services."""
 
     segment_folder: str = "/dev/shm"  # host-pool segments; must be memory
+    schedulers: tuple[Annotated[str, Meta(pattern=SCHEDULER)], ...] = ()  # IDENTITY@ENDPOINT of all that share it: each
+    # identity gets an equal part of the memory, two endpoints of one identity stand by; empty = run.scheduler_endpoint
     pages_endpoint: Endpoint = ""  # where workers that can't map it get pages, e.g. tcp://0.0.0.0:5701; empty = nowhere
     backend: Backend = "hash_file"  # the L3 store, see backends.md
     folder: str = ""  # page files (L3); empty = "l3" in the cache folder
@@ -105,6 +108,14 @@ class Storage(_Section):
     dynamic_class: Annotated[str, Meta(pattern=IMPORT_PATH)] = ""  # module:Class of the `dynamic` store
     options: dict[str, Any] = {}  # what the `dynamic` class or `mooncake` takes besides
     timeout_s: Seconds = 2.0  # longest call of a store; three failures in a row detach it for a while
+
+    def endpoints(self) -> dict[str, list[str]]:
+        """`schedulers` by identity; empty when none is named."""
+        found: dict[str, list[str]] = {}
+        for each in self.schedulers:
+            identity, _, endpoint = each.partition("@")
+            found.setdefault(identity, []).append(endpoint)
+        return found
 
 
 class Gateway(_Section):

@@ -51,8 +51,15 @@ class SchedulerLink:
     """One DEALER to one scheduler."""
 
     def __init__(
-        self, endpoint: str, identity: str, inbound: Any, owner: LinkOwner, clock: Callable[[], float] = time.monotonic
+        self,
+        endpoint: str,
+        identity: str,
+        inbound: Any,
+        owner: LinkOwner,
+        clock: Callable[[], float] = time.monotonic,
+        admits: Callable[[str, int], bool] = lambda identity, epoch: True,
     ) -> None:
+        """admits(identity, epoch): may this scheduler process lead us now? It is asked again at each Welcome."""
         self.epoch = new_epoch()
         self.scheduler_epoch = 0
         self.counters = Counters()
@@ -63,6 +70,8 @@ class SchedulerLink:
         self._decode = Decoder(inbound)
         self._owner = owner
         self._clock = clock
+        self._admits = admits
+        self._refused = 0  # epoch of the scheduler that may not lead
         self._up = False
         self._heard_s = 0.0
         self._interval_s = IDLE_INTERVAL_S  # announced by the scheduler
@@ -91,6 +100,10 @@ class SchedulerLink:
             self.counters["unreachable"] += 1
         return sent
 
+    def greet(self) -> None:
+        """Say hello, to whichever scheduler is there."""
+        self._dealer.send(encode(self.epoch, 0, self._owner.hello()))
+
     def quicken(self) -> None:
         """Send a heartbeat now, with the busy interval announced, if the last one announced the idle one."""
         if self._announced_s == IDLE_INTERVAL_S:
@@ -115,7 +128,7 @@ class SchedulerLink:
                 self.send(Heartbeat(beat_s, self._owner.stats()))
             else:
                 beat_s = HELLO_RETRY_S
-                self._dealer.send(encode(self.epoch, 0, self._owner.hello()))
+                self.greet()
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), beat_s)
@@ -143,7 +156,7 @@ class SchedulerLink:
 
     def _take(self, sender: int, receiver: int, message: Any) -> None:
         if isinstance(message, HelloWanted):
-            self._dealer.send(encode(self.epoch, 0, self._owner.hello()))
+            self.greet()
             return
         if receiver != self.epoch or sender < self.scheduler_epoch:
             self.counters["old_epoch"] += 1
@@ -154,15 +167,21 @@ class SchedulerLink:
             log.warning("hello_refused reason=%s", message.reason)
             return
         if isinstance(message, Welcome):
+            if not self._admits(message.identity, sender):
+                self._refused, self._unanswered_s = sender, self._clock()
+                return
+            self._refused = 0
             self._heard_s = self._clock()
             if sender != self.scheduler_epoch or not self._up:
                 self.scheduler_epoch = sender
                 self._up = True
                 self._owner.on_scheduler(sender)
             return
+        if sender == self._refused:
+            return
         if sender != self.scheduler_epoch:
             self.counters["old_epoch"] += 1
-            self._dealer.send(encode(self.epoch, 0, self._owner.hello()))
+            self.greet()
             return
         self._heard_s = self._clock()
         if isinstance(message, Heartbeat):

@@ -48,10 +48,10 @@ class PeerRecord:
 class SchedulerService:
     """Feeds the core with events and sends its commands."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, identity: str = "scheduler-0") -> None:
         self.epoch = new_epoch()
         self.counters = Counters()
-        self._core = Core(core_settings(config))
+        self._core = Core(core_settings(config)._replace(identity=identity))
         self._router = Router(config.scheduler_endpoint)
         self._decode = Decoder(ToScheduler)
         self._peers: dict[str, PeerRecord] = {}  # by identity
@@ -255,6 +255,6 @@ def core_settings(config: Config) -> CoreSettings:
 
 async def serve(config: Config, identity: str, stop: asyncio.Event) -> None:
     """Run the scheduler service."""
-    service = SchedulerService(config)
+    service = SchedulerService(config, identity)
     log.info("listening identity=%s endpoint=%s epoch=%d", identity, config.scheduler_endpoint, service.epoch)
     await service.run(stop)

@@ -31,7 +31,7 @@ class HostPool:
         self.budget = budget
         self.exited: list[Holder] = []  # processes that ended and of which the scheduler hasn't heard
         self.reported: deque[Holder] = deque(maxlen=MAX_REPORTED)  # of which it was told; the message may be lost
-        self.remote_holders: Callable[[], list[Holder]] = list  # processes that use the open segment without mapping it
+        self.remote_holders: Callable[[], list[Holder]] = list  # processes that use a segment without mapping it
         self._folder = folder
         self._storage_id = storage_id
         self._stack = stack_name
@@ -108,7 +108,8 @@ class HostPool:
     def scan(self) -> list[Holder]:
         """Look who maps any segment now. Those that ended since go to `exited`."""
         held, exited = list_holders(self._folder, self._stack, self._storage_id)
-        held += self.remote_holders()
+        epochs = {segment.epoch for segment in (*self._replaced, self.current) if segment is not None}
+        held += [holder for holder in self.remote_holders() if holder.segment_epoch in epochs]
         gone = self._held.difference(held)
         self.exited += sorted(gone.union(exited), key=lambda holder: (holder.segment_epoch, holder.identity))
         self._held = set(held)

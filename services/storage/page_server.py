@@ -58,10 +58,10 @@ class Session:
 
 
 class PageServer:
-    """Serves the pages of the segment that is open. It belongs to the event loop; only `Put.place` runs in a thread."""
+    """Serves the pages of open segments. It belongs to the event loop; only `Put.place` runs in a thread."""
 
-    def __init__(self, endpoint: str, current: Callable[[], OwnedSegment | None]) -> None:
-        """Bind. `current` gives the open segment. Raises ProtocolError when the endpoint can't be bound."""
+    def __init__(self, endpoint: str, current: Callable[[int], OwnedSegment | None]) -> None:
+        """Bind. `current` gives the open segment of an epoch. Raises ProtocolError when the endpoint can't be bound."""
         self.endpoint = reachable(endpoint)
         self.counters = Counters()
         self._current = current
@@ -106,19 +106,19 @@ class PageServer:
         while True:
             await asyncio.sleep(SWEEP_S)
             async with self._busy:
-                now, segment = time.monotonic(), self._current()
+                now = time.monotonic()
                 for peer, session in list(self._sessions.items()):
                     session.puts = {request: put for request, put in session.puts.items() if not put.over}
                     if now - session.heard_s > SESSION_S:
                         self._revoke(peer, "silent")
-                    elif segment is None or session.holder.segment_epoch != segment.epoch:
+                    elif self._current(session.holder.segment_epoch) is None:
                         self._revoke(peer, "segment_replaced")
 
     # ---- sessions ----
 
     async def _take(self, peer: str, envelope: Envelope, message: Any, page: memoryview | None) -> None:
-        segment, session = self._current(), self._sessions.get(peer)
-        if segment is None or envelope.receiver_epoch != segment.epoch:
+        segment, session = self._current(envelope.receiver_epoch), self._sessions.get(peer)
+        if segment is None:
             if session is not None:
                 self._revoke(peer, "segment_replaced")
             self._send(peer, envelope, NotJoined())
@@ -134,7 +134,12 @@ class PageServer:
     def _join(self, peer: str, envelope: Envelope, message: Join, segment: OwnedSegment) -> None:
         holder = Holder(message.identity, envelope.sender_epoch, segment.epoch)
         for other, session in list(self._sessions.items()):
-            if session.holder.identity == holder.identity and session.holder.epoch < holder.epoch:
+            known = session.holder
+            if (
+                known.identity == holder.identity
+                and known.segment_epoch == segment.epoch
+                and known.epoch < holder.epoch
+            ):
                 self._revoke(other, "replaced")
         if peer not in self._sessions:
             self._sessions[peer] = Session(holder, time.monotonic())

@@ -110,7 +110,7 @@ class Core:
                 for old in [known for known in self.gateways if known.identity == peer.identity and known != peer]:
                     self._peer_lost(old)
                 self.gateways.add(peer)
-                self.state.send(peer, common.Welcome("scheduler"))
+                self.state.send(peer, common.Welcome(self.state.settings.identity))
 
     def _peer_lost(self, peer: PeerKey) -> None:
         if peer in self.gateways:

@@ -120,7 +120,7 @@ class Peers:
                         self._fence(other.key)
             self.workers[hello.rank] = WorkerPeer(key, hello)
         self._withdraw_group()
-        self._state.send(key, Welcome("scheduler"))
+        self._state.send(key, Welcome(self._state.settings.identity))
         self._fence(key)
 
     def _worker_refusal(self, hello: WorkerHello) -> str | None:
@@ -150,7 +150,7 @@ class Peers:
             known = self.storages[key.identity] = StoragePeer(key, hello, holders=holders, fenced_holders=fenced)
             if known.writers and hello.segment is not None:  # they may yet fence
                 known.retry_at = self._state.now + FENCE_TIMEOUT_S
-        self._state.send(key, Welcome("scheduler"))
+        self._state.send(key, Welcome(self._state.settings.identity))
         self._fence(key)
 
     def _fence(self, key: PeerKey) -> None:

@@ -50,10 +50,10 @@ class FakeScheduler:
         self._router.send(STORAGE, encode(self.epoch, 0, HelloWanted()))
         return await self.welcome()
 
-    async def welcome(self) -> StorageHello:
+    async def welcome(self, identity: str = "scheduler-0") -> StorageHello:
         """Take the storage's hello."""
         hello: StorageHello = await self.receive(lambda message: isinstance(message, StorageHello))
-        self.tell(Welcome("scheduler-0"))
+        self.tell(Welcome(identity))
         return hello
 
     def op(self) -> int:

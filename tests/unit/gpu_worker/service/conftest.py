@@ -107,7 +107,7 @@ def host_path(request: pytest.FixtureRequest) -> str:
 async def page_server(segment: OwnedSegment) -> AsyncIterator[PageServer]:
     """A storage's page server beside the test."""
     with tempfile.TemporaryDirectory(prefix="kvtide-") as sockets:  # a socket's path has at most 107 bytes
-        server = PageServer(f"ipc://{sockets}/pages.sock", lambda: segment)
+        server = PageServer(f"ipc://{sockets}/pages.sock", lambda epoch: segment if epoch == segment.epoch else None)
         running = asyncio.create_task(server.run())
         try:
             yield server

@@ -99,7 +99,7 @@ async def test_a_malformed_commit_is_refused_and_names_nothing(
     failed = await scheduler.ask(CommitPages(scheduler.op(), scheduler.segment.epoch, pack(pages), digests, checksums))
     assert isinstance(failed, OperationFailed)
     assert failed.reason == "error"
-    assert stack.service.stats()["host_pages_named"] == 0
+    assert stack.service.leases[0].stats()["host_pages_named"] == 0
 
 
 async def test_a_command_for_another_segment_is_refused(stack: Stack) -> None:
@@ -166,7 +166,7 @@ async def test_store_05_only_pages_with_the_name_given_are_archived(stack: Stack
     assert isinstance(done, ArchiveDone)
     assert positions(done.stored) == [0]
     assert positions((await scheduler.ask(scheduler.archive([2, 1], [1, 0]))).stored) == [0, 1]
-    assert stack.service.stats()["l3_set_pages"] == 2
+    assert stack.service.leases[0].stats()["l3_set_pages"] == 2
 
 
 async def test_store_05_a_full_disk_drops_the_write_and_counts_it(stack: Stack, hooks) -> None:
@@ -175,7 +175,7 @@ async def test_store_05_a_full_disk_drops_the_write_and_counts_it(stack: Stack, 
     stack.fill([1], [0])
     await scheduler.ask(scheduler.commit([1], [0]))
     assert positions((await scheduler.ask(scheduler.archive([1], [0]))).stored) == []
-    assert stack.service.stats()["l3_dropped"] == 1
+    assert stack.service.leases[0].stats()["l3_dropped"] == 1
     (hooks / FAIL_WRITE).unlink()
     assert positions((await scheduler.ask(scheduler.archive([1], [0]))).stored) == [0]
 

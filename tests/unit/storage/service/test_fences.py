@@ -14,8 +14,8 @@ SLOW_S = 0.15
 
 
 async def in_l3(stack: Stack, count: int) -> list[int]:
-    assert stack.service._model is not None
-    await put(stack.service._model, *range(count))
+    assert stack.service.leases[0]._model is not None
+    await put(stack.service.leases[0]._model, *range(count))
     return list(range(count))
 
 
@@ -142,6 +142,6 @@ async def test_a_repeated_command_that_still_runs_is_not_done_twice(stack: Stack
     scheduler.tell(request)
     done = await scheduler.receive(lambda message: isinstance(message, PrefetchDone))
     assert done.op_id == request.op_id
-    assert stack.service.stats()["l3_get_pages"] == 2
+    assert stack.service.leases[0].stats()["l3_get_pages"] == 2
     assert stack.holds(1, 0)
     assert Page(0).digest != Page(1).digest

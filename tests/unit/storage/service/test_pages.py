@@ -89,7 +89,7 @@ async def test_another_segments_epoch_is_answered_with_not_joined(stack: Stack) 
 
 
 async def test_a_page_is_not_placed_after_its_grant_has_ended(stack: Stack) -> None:
-    segment, now = stack.service.pool.current, 100.0
+    segment, now = stack.service.leases[0].pool.current, 100.0
     assert isinstance(segment, OwnedSegment)
     put = Put(segment, PutPages(1, pack([3, 4])), window=2, clock=lambda: now)
     first = put.grant()

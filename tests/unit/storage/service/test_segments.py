@@ -84,14 +84,14 @@ async def test_another_models_segment_replaces_the_old_one_once_it_is_unmapped(s
 
 async def test_a_replaced_segments_transfers_end_first(stack: Stack, hooks: Path) -> None:
     scheduler = stack.scheduler
-    await put(stack.service._model, *range(4))
+    await put(stack.service.leases[0]._model, *range(4))
     slow_reads(hooks, 0.3)
     request = scheduler.tell(scheduler.prefetch([1, 2, 3, 4], range(4)))
     stack.worker.close()
     opened = await scheduler.open(fresh=True)
     assert isinstance(opened, SegmentOpened)
     assert (await scheduler.receive(lambda message: getattr(message, "op_id", 0) == request.op_id)) is not None
-    assert stack.service.stats()["host_pages_named"] == 0
+    assert stack.service.leases[0].stats()["host_pages_named"] == 0
 
 
 async def test_host_02_a_pool_too_small_for_a_page_is_refused(stack: Stack) -> None:
@@ -138,8 +138,8 @@ async def test_a_successor_starts_empty_and_counts_what_is_still_mapped(
     async with running(config) as first:
         await scheduler.welcome()
         info = (await scheduler.open()).segment
-        first.pool.current.close()  # as if it had been killed: nothing is unlinked
-        first.pool.current = None
+        first.leases[0].pool.current.close()  # as if it had been killed: nothing is unlinked
+        first.leases[0].pool.current = None
         worker = map_segment(info, "worker-0", 7)
     async with running(config):
         hello = await scheduler.welcome()
@@ -174,7 +174,7 @@ async def test_shutdown_is_bounded_while_a_read_hangs(
     async with running(config) as service:
         await scheduler.welcome()
         await scheduler.open()
-        await put(service._model, 0)
+        await put(service.leases[0]._model, 0)
         slow_reads(hooks, 2)
         request = scheduler.tell(scheduler.prefetch([1], [0]))
         assert await scheduler.silence(request.op_id)
