@@ -94,8 +94,9 @@ class Storage(_Section):
     """Storage services."""
 
     segment_folder: str = "/dev/shm"  # host-pool segments; must be memory
-    schedulers: tuple[Annotated[str, Meta(pattern=SCHEDULER)], ...] = ()  # IDENTITY@ENDPOINT of all that share it: each
-    # identity gets an equal part of the memory, two endpoints of one identity stand by; empty = run.scheduler_endpoint
+    schedulers: tuple[
+        Annotated[str, Meta(pattern=SCHEDULER)], ...
+    ] = ()  # IDENTITY@ENDPOINT of every scheduler that shares it, see containers.md; empty = run.scheduler_endpoint
     pages_endpoint: Endpoint = ""  # where workers that can't map it get pages, e.g. tcp://0.0.0.0:5701; empty = nowhere
     backend: Backend = "hash_file"  # the L3 store, see backends.md
     folder: str = ""  # page files (L3); empty = "l3" in the cache folder
