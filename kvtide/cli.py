@@ -1,4 +1,4 @@
-"""The command line: `kvtide serve | demo | status | doctor | simulate | bench soak`."""
+"""The command line: `kvtide serve | demo | status | events | doctor | simulate | bench soak`."""
 
 import argparse
 import asyncio
@@ -50,6 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     _add(commands, "serve", _serve, "run the stack and serve the OpenAI API")
     _add(commands, "demo", _demo, "show what the tiers do: eight chats, a restart, an oracle", json=True)
     _add(commands, "status", _status, "ask a running stack how it is", json=True)
+    events = _add(commands, "events", _events, "show which prefix lies in which tier, live, from KV events", json=True)
+    events.add_argument("--once", action="store_true", help="show what a replay brings and end")
     _add(commands, "doctor", _doctor, "say whether the stack can run on this machine, and what to do", json=True)
     simulation.add_parser(commands)
     bench = commands.add_parser("bench", help="benchmarks", description="Benchmarks.")
@@ -112,6 +114,12 @@ async def _status(options: argparse.Namespace, config: Config) -> int:
     else:
         print_status(status, Console())
     return 0
+
+
+async def _events(options: argparse.Namespace, config: Config) -> int:
+    from kvtide.events.command import show_events
+
+    return await show_events(config, options.json, options.once)
 
 
 async def _doctor(options: argparse.Namespace, config: Config) -> int:

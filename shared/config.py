@@ -127,6 +127,14 @@ class Gateway(_Section):
     api_keys: tuple[str, ...] = ()  # empty = no key is asked for
 
 
+class Events(_Section):
+    """KV events: which tier has which pages. They hold prompts' tokens: whoever can connect reads them."""
+
+    endpoint: Endpoint = ""  # where the scheduler publishes them, e.g. tcp://127.0.0.1:5557; empty = nowhere
+    replay_endpoint: Endpoint = ""  # where subscribers ask for what they have missed; empty = nowhere
+    topic: str = "kv-events"  # first frame of each message
+
+
 class Config(_Section):
     """Everything that a stack needs to know."""
 
@@ -137,6 +145,7 @@ class Config(_Section):
     worker: Worker = Worker()
     storage: Storage = Storage()
     gateway: Gateway = Gateway()
+    events: Events = Events()
 
     @property
     def run_folder(self) -> Path:
@@ -238,6 +247,8 @@ def _convert(data: dict[str, Any]) -> Config:
     if size & (size - 1):
         raise ConfigError(f"bad value for cache.page_size: {size} is not a power of two")
     _check_storage(config.storage)
+    if config.events.replay_endpoint and not config.events.endpoint:
+        raise ConfigError("events.replay_endpoint is for what events.endpoint publishes, which is empty: set both")
     return config
 
 

@@ -18,6 +18,7 @@ from shared.messages.common import PROTOCOL, Envelope, Message
 
 MAX_MESSAGE_BYTES = 64 * 2**20  # a WriteDone for 4,096 pages of an 80-layer model is 2.6 MB; far above any real message
 HIGH_WATER_MARK = 10_000  # messages queued to one peer; credits keep the real number below 1,000
+EVENT_MARK = 1_000  # KV event batches queued to one subscriber, 1 to 10 KB each; a slower one misses some and can ask
 IPC = "ipc://"
 LINGER_MS = 500  # what a closing socket waits to hand over its last messages
 TCP_KEEPALIVE_IDLE_S = 10  # a connection over which nothing goes is tried after this long,
@@ -69,6 +70,7 @@ class Counters(Counter[str]):
 
 class _Socket:
     def __init__(self, kind: int) -> None:
+        self._file: Path | None = None  # of a bound ipc:// socket
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(kind)
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
@@ -80,6 +82,16 @@ class _Socket:
         self._socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, TCP_KEEPALIVE_INTERVAL_S)
         self._socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, TCP_KEEPALIVE_COUNT)
         self._socket.setsockopt(zmq.TCP_MAXRT, TCP_UNACKED_MS)
+
+    def _bind(self, endpoint: str, remedy: str) -> None:
+        try:
+            self._socket.bind(endpoint)
+            if endpoint.startswith(IPC):
+                self._file = Path(endpoint.removeprefix(IPC))
+                self._inode = self._file.stat().st_ino
+        except zmq.ZMQError as error:
+            self.close()
+            raise ProtocolError(f"can't bind {endpoint}: {error}; {remedy}") from None
 
     def _send(self, frames: list[bytes], page: memoryview | None = None) -> bool:
         if page is None:
@@ -96,9 +108,11 @@ class _Socket:
         return [frame.bytes for frame in (frames[:before] if page is not None else frames)], page
 
     def close(self) -> None:
-        """Close socket and context; queued messages get LINGER_MS."""
+        """Close; queued messages get LINGER_MS. The file of a bound ipc:// socket goes, unless it is a successor's."""
         self._socket.close()
         self._context.term()
+        if self._file and self._file.exists() and self._file.stat().st_ino == self._inode:
+            self._file.unlink()
 
 
 class Router(_Socket):
@@ -109,23 +123,7 @@ class Router(_Socket):
         super().__init__(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._file: Path | None = None
-        try:
-            self._socket.bind(endpoint)
-            if endpoint.startswith(IPC):
-                self._file = Path(endpoint.removeprefix(IPC))
-                self._inode = self._file.stat().st_ino
-        except zmq.ZMQError as error:
-            super().close()
-            raise ProtocolError(
-                f"can't bind {endpoint}: {error}; is another scheduler running? choose another endpoint"
-            ) from None
-
-    def close(self) -> None:
-        """Close; an ipc:// socket's file goes too, unless a successor has bound it anew."""
-        super().close()
-        if self._file and self._file.exists() and self._file.stat().st_ino == self._inode:
-            self._file.unlink()
+        self._bind(endpoint, "is another scheduler running? choose another endpoint")
 
     async def receive(self) -> tuple[str, list[bytes]]:
         """The next message: the peer's identity and the frames after it."""
@@ -168,3 +166,59 @@ class Dealer(_Socket):
     def send(self, frames: list[bytes], page: memoryview | None = None) -> bool:
         """Queue frames. False when there is no connection or the queue is full. page: as `Router.send`."""
         return self._send(frames, page)
+
+
+class Publisher(_Socket):
+    """Any number of subscribers. Nobody waits for them: what doesn't fit into a subscriber's queue isn't sent to it."""
+
+    def __init__(self, endpoint: str) -> None:
+        """Bind. Raises ProtocolError when the endpoint can't be bound."""
+        super().__init__(zmq.PUB)
+        self._socket.setsockopt(zmq.SNDHWM, EVENT_MARK)
+        self._bind(endpoint, "another process has it, or its folder is missing: choose another endpoint")
+
+    def send(self, frames: list[bytes]) -> None:
+        """Queue frames to each subscriber of the first frame's topic."""
+        self._send(frames)
+
+
+class ReplayRouter(Router):
+    """A Router for clients that choose no identity, as REQ sockets do."""
+
+    async def receive_request(self) -> tuple[bytes, list[bytes]]:
+        """The next request: who to answer, and the frames."""
+        client, *frames = await self._socket.recv_multipart()
+        return client, frames
+
+    def answer(self, client: bytes, frames: list[bytes]) -> bool:
+        """Queue frames. False when the client has gone or its queue is full."""
+        return self._send([client, *frames])
+
+
+class Subscriber(_Socket):
+    """The other end of a Publisher; it connects again by itself."""
+
+    def __init__(self, endpoint: str, topic: str) -> None:
+        super().__init__(zmq.SUB)
+        self._socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
+        self._socket.connect(endpoint)
+
+    async def receive(self) -> list[bytes]:
+        """The frames of the next message."""
+        frames: list[bytes] = await self._socket.recv_multipart()
+        return frames
+
+
+class ReplayClient(_Socket):
+    """Asks a ReplayRouter once, for any number of answers."""
+
+    def __init__(self, endpoint: str, request: list[bytes]) -> None:
+        super().__init__(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)  # nobody waits for the answer any more
+        self._socket.connect(endpoint)
+        self._send(request)
+
+    async def receive(self) -> list[bytes]:
+        """The frames of the next answer."""
+        frames: list[bytes] = await self._socket.recv_multipart()
+        return frames

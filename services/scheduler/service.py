@@ -14,6 +14,7 @@ from services.scheduler.core.core import Core
 from services.scheduler.core.events import DeadlineReached, Event, PeerKey, PeerLost, PeerUp, Received, Send
 from services.scheduler.core.settings import CoreSettings
 from services.scheduler.core.status import integrity, status
+from services.scheduler.event_publisher import EventPublisher
 from shared.config import Config
 from shared.errors import ProtocolError
 from shared.link import BUSY_INTERVAL_S, IDLE_INTERVAL_S, MISSED_BEATS, new_epoch
@@ -53,6 +54,9 @@ class SchedulerService:
         self.counters = Counters()
         self._core = Core(core_settings(config)._replace(identity=identity))
         self._router = Router(config.scheduler_endpoint)
+        self._publisher = (
+            EventPublisher(config.events, config.cache.page_size, self.epoch) if config.events.endpoint else None
+        )
         self._decode = Decoder(ToScheduler)
         self._peers: dict[str, PeerRecord] = {}  # by identity
         self._started_s = time.monotonic()
@@ -67,6 +71,8 @@ class SchedulerService:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set."""
         tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._beat())]
+        if self._publisher is not None:
+            tasks.append(asyncio.create_task(self._publisher.serve_replays()))
         stopping = asyncio.create_task(stop.wait())
         ending = asyncio.create_task(self._ended.wait())
         try:
@@ -80,6 +86,8 @@ class SchedulerService:
                 task.cancel()
             await asyncio.gather(*tasks, stopping, ending, return_exceptions=True)
             self._router.close()
+            if self._publisher is not None:
+                self._publisher.close()
 
     # --- in -----------------------------------------------------------------------------------------------------
 
@@ -140,6 +148,8 @@ class SchedulerService:
     def _feed(self, event: Event) -> None:
         for command in self._core.handle(event, time.monotonic()):
             self._deliver(command)
+        if self._publisher is not None:
+            self._publisher.publish(self._core.events, time.time())
         if self._core.superseded:
             log.error("superseded: another scheduler leads this stack's storages; this one ends")
             self._ended.set()
@@ -250,6 +260,7 @@ def core_settings(config: Config) -> CoreSettings:
         max_queued=scheduler.max_queued,
         token_budget=scheduler.token_budget,
         request_timeout_s=scheduler.request_timeout_s,
+        events=bool(config.events.endpoint),
     )
 
 
