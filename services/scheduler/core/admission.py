@@ -11,6 +11,7 @@ from services.scheduler.core.requests import Requests
 from services.scheduler.core.settings import MAX_LOAD_FAILURES
 from services.scheduler.core.state import State
 from services.scheduler.core.tree import Match
+from services.scheduler.core.why import Why
 from shared.messages.worker import RunStep, StepItem
 from shared.packed import pack
 
@@ -28,6 +29,7 @@ class Admission:
         prefetcher: Prefetcher,
         load_back: LoadBack,
         backup: Backup,
+        why: Why,
     ) -> None:
         self._state = state
         self._requests = requests
@@ -35,6 +37,7 @@ class Admission:
         self._prefetcher = prefetcher
         self._load_back = load_back
         self._backup = backup
+        self._why = why
         self.max_steps = 1  # the worker's window
 
     def plan(self) -> None:
@@ -102,7 +105,7 @@ class Admission:
             state.unlock(lock)
             return False
         if to_load:
-            pages = self._device.alloc(match.host_pages)
+            pages = self._device.alloc(match.host_pages, request)
             if pages is None:  # backups come first
                 state.unlock(lock)
                 return False
@@ -130,20 +133,24 @@ class Admission:
         request.row = self._requests.rows.pop()
         request.state, request.state_deadline = RequestState.RUNNING, float("inf")
         self._requests.running.append(request)
+        if request.explained != request.load_failures:  # a load that failed has given nothing: hits are split anew
+            request.explained = request.load_failures
+            request.hits = self._split_hits(request, match.device_pages)
+            self._why.admitted(request, match)
         if request.started is None:
             request.started = state.now
-            request.hits = self._split_hits(request, match.device_pages)
-            for tier, tokens in zip(("device", "host", "storage"), request.hits, strict=True):
+            for tier, tokens in zip(("device", "host", "storage"), request.hits or (), strict=True):
                 state.counters[f"{tier}_hit_tokens"] += tokens
         self._backup.count_hits(path, request.counted)
         request.counted = max(request.counted, request.shared)
 
     def _split_hits(self, request: Request, device: int) -> tuple[int, int, int]:
         """Tokens of the admitted path by tier; what L3 gave for this request counts as storage."""
-        first, last = request.prefetched
-        storage = max(0, min(last, request.shared) - max(first, device))
-        page_size = self._state.settings.page_size
-        return device * page_size, (request.shared - device - storage) * page_size, storage * page_size
+        page_size, (first, last) = self._state.settings.page_size, request.prefetched
+        limit = (request.prompt_tokens - 1) // page_size
+        device, shared = min(device, limit), min(request.shared, limit)
+        storage = max(0, min(last, shared) - max(first, device))
+        return device * page_size, (shared - device - storage) * page_size, storage * page_size
 
     # --- one request's part of a step ---------------------------------------------------------------------------
 
@@ -183,7 +190,7 @@ class Admission:
         """Give the request pages for `tokens` tokens, retracting younger ones if need be."""
         missing = -(-tokens // self._state.settings.page_size) - len(request.pages)
         while missing > 0:
-            pages = self._device.alloc(missing)
+            pages = self._device.alloc(missing, request)
             if pages is not None:
                 request.extend_pages(pages)
                 return True

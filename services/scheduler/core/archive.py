@@ -41,14 +41,15 @@ class Archiver:
         if pool is None or storage is None or pool.backend is None:
             return False
         pages = np.concatenate([span.pages for span in spans])
+        digests = [digest for node in nodes for digest in self._state.tree.digests(node)]
         if not self._has_room(pool, len(pages)):
             self._state.counters["archive_dropped_pages"] += len(pages)
+            self._state.ghosts.note("storage", digests, "dropped", "archive_queue")
             return False
-        digests = b"".join(digest for node in nodes for digest in self._state.tree.digests(node))
         pool.pin(pages)
         pool.archiving += len(pages)
-        message = ArchivePages(self._state.operations.new_id(), pool.segment_epoch, pack(pages), digests)
-        operation = Archive(pool=pool, host_pages=pages)
+        message = ArchivePages(self._state.operations.new_id(), pool.segment_epoch, pack(pages), b"".join(digests))
+        operation = Archive(pool=pool, host_pages=pages, digests=digests)
         if self._state.published is not None:
             medium: Medium = "DISK" if pool.backend.kind in ON_DISK else "EXTERNAL"
             digests_of = self._state.tree.digests
@@ -61,8 +62,13 @@ class Archiver:
 
     def ended(self, operation: Archive, stored: bytes = b"") -> None:
         """The archive has settled, whatever it stored: packed positions."""
+        positions = set(unpack(stored).tolist())
+        kept = [digest for at, digest in enumerate(operation.digests) if at in positions]
+        lost = [digest for at, digest in enumerate(operation.digests) if at not in positions]
+        self._state.ghosts.note("storage", kept, "stored")
+        self._state.ghosts.note("storage", lost, "dropped", "not_stored")
         if self._state.published is not None and operation.blocks:
-            self._state.published.archived(operation.blocks, set(unpack(stored).tolist()))
+            self._state.published.archived(operation.blocks, positions)
         pool = operation.pool
         if pool is not None and not pool.dead:
             pool.archiving -= len(operation.host_pages)

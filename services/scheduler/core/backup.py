@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 from enum import Enum
 
+from services.scheduler.core.ghosts import Fate
 from services.scheduler.core.host_memory import HostMemory
 from services.scheduler.core.leaves import device_evictable
 from services.scheduler.core.node import HostSpan, Node
@@ -14,6 +15,8 @@ from services.scheduler.core.state import State
 from shared.messages.storage import CommitPages
 from shared.messages.worker import WritePages
 from shared.packed import pack
+
+FOR_BACKUP = Fate("evicted", "write_backup")
 
 
 class WriteBack(Enum):
@@ -62,7 +65,11 @@ class Backup:
             self._waiting.append(node)
             self._state.space_freed = True
         else:
-            self._state.counters["backup_dropped_waiting"] += node.pages
+            self._dropped(node, "waiting")
+
+    def _dropped(self, node: Node, bound: str) -> None:
+        self._state.counters[f"backup_dropped_{bound}"] += node.pages
+        self._state.ghosts.note("host", self._state.tree.digests(node), "dropped", bound)
 
     def retry(self) -> None:
         """Start waiting backups as far as host pages are free, and evict for the next."""
@@ -76,9 +83,9 @@ class Backup:
                 continue
             pages = pool.alloc(node.pages)
             if pages is None:
-                if node.pages > pool.total or not self._host.evict_host(pool, node.pages):
+                if node.pages > pool.total or not self._host.evict_host(pool, node.pages, FOR_BACKUP):
                     self._waiting.popleft()
-                    self._state.counters["backup_dropped_no_host_page"] += node.pages
+                    self._dropped(node, "no_host_page")
                     continue
                 return  # tried again at Released
             self._waiting.popleft()
@@ -99,10 +106,10 @@ class Backup:
             self._start(node, pool, pages, evicts=True)
             self._state.counters["write_back_pages"] += node.pages
             return WriteBack.STARTED
-        if node.pages <= pool.total and self._host.evict_host(pool, node.pages):
+        if node.pages <= pool.total and self._host.evict_host(pool, node.pages, FOR_BACKUP):
             self._state.counters["write_back_waited"] += 1
             return WriteBack.WAITS
-        self._state.counters["backup_dropped_no_host_page"] += node.pages
+        self._dropped(node, "no_host_page")
         return WriteBack.IMPOSSIBLE
 
     def evicting(self) -> int:
@@ -111,17 +118,19 @@ class Backup:
             return 0
         return sum(len(operation.host_pages) for operation in self._state.operations.live(Write) if operation.evicts)
 
-    def _evict(self, nodes: list[Node], clock: int) -> None:
-        """Take the device pages of nodes that are backed up now, unless they were used after `clock`."""
-        for node in reversed(nodes):
-            if device_evictable(node) and node.last_access <= clock:
-                self._state.counters["device_evicted_pages"] += node.pages
-                self._state.device.free(self._state.tree.drop_value(node))
+    def _evict(self, nodes: list[Node], operation: Write) -> None:
+        """Take the device pages of nodes that are backed up now, unless they were used after the backup's start."""
+        with self._state.ghosts.because(operation.fate):
+            for node in reversed(nodes):
+                if device_evictable(node) and node.last_access <= operation.clock:
+                    self._state.counters["device_evicted_pages"] += node.pages
+                    self._state.device.free(self._state.tree.drop_value(node))
 
     def _start(self, node: Node, pool: HostPool, pages: Pages, *, evicts: bool = False) -> None:
         assert node.value is not None
         tree = self._state.tree
         operation = Write(pool=pool, host_pages=pages, lock=tree.lock(node), evicts=evicts, clock=tree.clock)
+        operation.fate = self._state.ghosts.current
         node.writing = operation
         message = WritePages(
             self._state.operations.new_id(), pool.storage_id, pool.segment_epoch, pack(node.value), pack(pages)
@@ -173,7 +182,7 @@ class Backup:
         operation.lock = None
         self._state.unlock(lock)
         if operation.evicts:
-            self._evict(kept, operation.clock)
+            self._evict(kept, operation)
         else:
             self._host.archiver.start(kept)
         for child in [child for node in kept for child in node.children.values()]:
@@ -185,6 +194,7 @@ class Backup:
             for node in self._state.tree.covered(operation.lock, len(operation.host_pages)):
                 node.writing = None
                 node.unwritable = node.unwritable or operation.evicts
+                self._state.ghosts.note("host", self._state.tree.digests(node), "failed", "write_backup")
             if operation.committing:
                 lock, operation.lock = operation.lock, None
                 self._state.unlock(lock)

@@ -9,6 +9,7 @@ from services.scheduler.core.admission import Admission
 from services.scheduler.core.backup import Backup
 from services.scheduler.core.device_memory import DeviceMemory
 from services.scheduler.core.events import CacheEvent, DeadlineReached, Event, PeerKey, PeerLost, PeerUp, Received, Send
+from services.scheduler.core.ghosts import Fate
 from services.scheduler.core.host_memory import HostMemory
 from services.scheduler.core.load_back import LoadBack, first_bad
 from services.scheduler.core.operations import (
@@ -30,6 +31,7 @@ from services.scheduler.core.requests import Requests
 from services.scheduler.core.settings import CoreSettings
 from services.scheduler.core.state import State
 from services.scheduler.core.steps import Steps
+from services.scheduler.core.why import Why
 from shared.messages import common, gateway, storage, worker
 from shared.page_hash import split_digests
 
@@ -46,14 +48,17 @@ class Core:
         self.prefetcher = Prefetcher(self.state, self.host)
         self.requests = Requests(self.state, self.device, self.prefetcher)
         self.steps = Steps(self.state, self.requests, self.device)
-        self.admission = Admission(self.state, self.requests, self.device, self.prefetcher, self.load_back, self.backup)
+        self.why = Why(self.state, self.host)
+        self.admission = Admission(
+            self.state, self.requests, self.device, self.prefetcher, self.load_back, self.backup, self.why
+        )
         self.peers = Peers(self.state, self)
         self.gateways: set[PeerKey] = set()
         self.superseded = False  # another scheduler has our lease: nothing is sent any more, the process must exit
 
     def handle(self, event: Event, now: float) -> list[Send]:
         """Take one event; returns the commands that it causes, in order."""
-        self.state.now = self.state.operations.now = now
+        self.state.now = self.state.operations.now = self.state.ghosts.now = now
         if self.state.published is not None:
             self.state.published.list.clear()
         if self.superseded:
@@ -153,7 +158,8 @@ class Core:
         self.state.device.dead = True
         for operation in list(self.state.operations.table.values()):
             self._forget_device(operation, old)
-        self._drop_device_values()
+        with self.state.ghosts.because(Fate("lost", "gpu_worker")):
+            self._drop_device_values()
 
     def _forget_device(self, operation: Operation, old: PeerKey) -> None:
         """Locks protect device pages, and those are gone; a step or control of the old process is over."""
@@ -238,6 +244,7 @@ class Core:
             case storage.Superseded():
                 self._supersede()
             case storage.PagesDropped(digests):
+                self.state.ghosts.note("storage", split_digests(digests), "evicted", "quota")
                 if self.state.published is not None:
                     self.state.published.dropped(split_digests(digests))
             case storage.PeerExited(identity, epoch, segment_epoch):
@@ -330,9 +337,7 @@ class Core:
             case Find():
                 self.prefetcher.found(operation)
             case Prefetch():
-                self.prefetcher.fetched(operation, getattr(message, "named", b""))
-                if isinstance(message, storage.PrefetchDone):
-                    self.state.counters["prefetch_corrupt_pages"] += message.corrupt
+                self.prefetcher.fetched(operation, getattr(message, "named", b""), getattr(message, "corrupt", 0))
             case Control():
                 operation.on_done(message)
 

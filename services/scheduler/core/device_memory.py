@@ -3,6 +3,7 @@
 import numpy as np
 
 from services.scheduler.core.backup import Backup, WriteBack
+from services.scheduler.core.ghosts import Fate
 from services.scheduler.core.host_memory import HostMemory
 from services.scheduler.core.pages import Pages
 from services.scheduler.core.request import Request
@@ -22,15 +23,16 @@ class DeviceMemory:
         """Could `pages` pages be allocated now, evicting if need be?"""
         return self._state.device.available + self._state.tree.evictable + self._backup.evicting() >= pages
 
-    def alloc(self, count: int) -> Pages | None:
-        """`count` pages, evicting the shortfall. None when that isn't enough, and nothing evicted then; None also
-        while backups come first (write_back): `waits` says that trying again after an ack may help."""
+    def alloc(self, count: int, request: Request) -> Pages | None:
+        """`count` pages for a request, evicting the shortfall. None when that isn't enough, and nothing evicted then;
+        None also while backups come first (write_back): `waits` says that trying again after an ack may help."""
         self.waits = False
         if not self.has_room(count):
             return None
         short = count - self._state.device.available
         if short > 0:
-            self.evict(short)
+            with self._state.ghosts.because(Fate("evicted", "admission", request.key.request_id, request.seed)):
+                self.evict(short)
         return self._state.device.alloc(count)
 
     def evict(self, count: int) -> None:

@@ -6,7 +6,8 @@ import numpy as np
 
 from services.scheduler.core.archive import Archiver
 from services.scheduler.core.events import PeerKey
-from services.scheduler.core.node import HostSpan
+from services.scheduler.core.ghosts import EVICTED, Fate
+from services.scheduler.core.node import HostSpan, Node
 from services.scheduler.core.operations import Release
 from services.scheduler.core.pages import HostPool, Pages
 from services.scheduler.core.settings import SLOW_START_S
@@ -58,12 +59,13 @@ class HostMemory:
         """The process that owns a usable pool."""
         return next((key for key, candidate in self.pools.items() if candidate is pool and pool.usable), None)
 
-    def evict_host(self, pool: HostPool, wanted: int) -> bool:
+    def evict_host(self, pool: HostPool, wanted: int, cause: Fate = EVICTED) -> bool:
         """Release host leaves until `wanted` pages are free or on their way. False when too few can go.
 
-        In write_back a leaf goes to L3 first, and is released when it is met again after that.
+        `cause` is what they make room for. In write_back a leaf goes to L3 first, and is released when it is met
+        again after that.
         """
-        tree, to_l3 = self._state.tree, self._state.settings.write_policy == "write_back"
+        to_l3 = self._state.settings.write_policy == "write_back"
         while (coming := pool.available + pool.releasing + (pool.archiving if to_l3 else 0)) < wanted:
             if pool.orphans:
                 self._release_orphans(pool, wanted - coming)
@@ -78,18 +80,27 @@ class HostMemory:
             if to_l3 and self.archiver.wants(node) and self.archiver.start([node]):
                 pool.leaves.park(node)
                 continue
-            self._state.counters["host_evicted_pages"] += node.pages
+            self._evict(node, cause)
+        return True
+
+    def _evict(self, node: Node, cause: Fate) -> None:
+        self._state.counters["host_evicted_pages"] += node.pages
+        if node.host is not None:
+            unread = np.count_nonzero(~node.host.pool.read[node.host.pages])
+            self._state.counters["host_evicted_unread_pages"] += int(unread)
+        with self._state.ghosts.because(cause):
             if node.value is None:
-                removed = tree.detach(node)
+                removed = self._state.tree.detach(node)
                 self._state.device.free(removed.device)
                 self.release(removed.host)
             else:
                 node.shed = True
-                self.release([tree.drop_host(node)])
-        return True
+                self.release([self._state.tree.drop_host(node)])
 
     def _release_orphans(self, pool: HostPool, count: int) -> None:
-        taken = [pool.orphans.popitem(last=False)[1] for _ in range(min(count, len(pool.orphans)))]
+        gone = [pool.orphans.popitem(last=False) for _ in range(min(count, len(pool.orphans)))]
+        self._state.ghosts.note("host", [digest for digest, _ in gone], "evicted", "orphaned")
+        taken = [page for _, page in gone]
         self._state.counters["orphans_evicted_pages"] += len(taken)
         self.release([HostSpan(pool, np.array(taken, np.int32))])
 
@@ -161,13 +172,14 @@ class HostMemory:
         self.doomed.pop(pool, None)
         self._to_release.pop(pool, None)
         tree = self._state.tree
-        for node in list(tree.nodes()):
-            if node.host is not None and node.host.pool is pool:
-                tree.drop_host(node)
-            if not node.detached and not node.is_root and node.value is None and node.host is None:
-                removed = tree.detach(node)
-                self._state.device.free(removed.device)
-                self.release(removed.host)
+        with self._state.ghosts.because(Fate("lost", "storage")):
+            for node in list(tree.nodes()):
+                if node.host is not None and node.host.pool is pool:
+                    tree.drop_host(node)
+                if not node.detached and not node.is_root and node.value is None and node.host is None:
+                    removed = tree.detach(node)
+                    self._state.device.free(removed.device)
+                    self.release(removed.host)
 
     def queued(self, pool: HostPool) -> int:
         """Number of `queued_pages`."""

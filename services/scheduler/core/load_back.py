@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from services.scheduler.core.ghosts import Fate
 from services.scheduler.core.host_memory import HostMemory
 from services.scheduler.core.node import HostSpan, Node
 from services.scheduler.core.operations import Load
@@ -59,6 +60,7 @@ class LoadBack:
             node.loading = operation
             at += node.pages
         pool.pin(host_pages)
+        pool.read[host_pages] = True
         message = LoadPages(
             self._state.operations.new_id(),
             pool.storage_id,
@@ -93,13 +95,17 @@ class LoadBack:
         if top.detached or parent is None:
             return
         good = len(operation.host_pages) if operation.bad_from < 0 else operation.bad_from
+        digests = [digest for node in nodes for digest in tree.digests(node)]
         pieces = self._take_spans(nodes, good)
         movable = [] if operation.bad_from >= 0 else _host_only_children(nodes[-1])
         for child in movable:
             tree.unlink(child)
-        removed = tree.detach(top)
+        with self._state.ghosts.because(Fate("behind_gap", "load_back")):
+            removed = tree.detach(top)
         self._state.device.free(removed.device)
         self._host.release(removed.host)
+        self._state.ghosts.note("host", digests[good : good + 1], "corrupted", "load_back")
+        self._state.ghosts.note("host", digests[good + 1 :], "behind_gap")
         for piece in pieces:
             parent = tree.graft(parent, piece.key, piece.span)
             parent.hit_count = piece.hit_count

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from services.scheduler.core.events import PeerKey, Send
+from services.scheduler.core.ghosts import NO_FATE, Fate
 from services.scheduler.core.pages import NO_PAGES, HostPool, Pages
 from services.scheduler.core.settings import MAX_SENDS, STEP_TIMEOUT_S, TRANSFER_TIMEOUT_S
 from shared.messages.common import Cancel, Message
@@ -72,6 +73,7 @@ class Write(HoldsHostPages):
     checksums: dict[int, bytes] = field(default_factory=dict)  # by rank
     committing: bool = False
     evicts: bool = False  # write_back: the device pages go at Committed
+    fate: Fate = NO_FATE  # what they go for
     clock: int = 0  # the tree's at its start
 
 
@@ -126,6 +128,7 @@ class Adopt(Prefetch):
 class Archive(PinsHostPages):
     """ArchivePages: host pages -> L3."""
 
+    digests: list[bytes] = field(default_factory=list)
     blocks: "list[BlockStored]" = field(default_factory=list)  # for KV events
 
 

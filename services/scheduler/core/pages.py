@@ -88,6 +88,7 @@ class HostPool(PagePool):
         self.usable = False  # its storage has fenced and every rank maps it
         self.pins = np.zeros(self.end, dtype=np.int32)
         self.archived = np.zeros(self.end, dtype=np.bool_)  # L3 has it, or was asked to store it
+        self.read = np.zeros(self.end, dtype=np.bool_)  # it was loaded back since it was filled
         self.cached = 0  # pages of nodes
         self.prefetching = 0  # pages held by prefetches
         self.archiving = 0  # pages pinned by archiving
@@ -97,7 +98,7 @@ class HostPool(PagePool):
         """See PagePool."""
         pages = super().alloc(count)
         if pages is not None:
-            self.archived[pages] = False
+            self.archived[pages] = self.read[pages] = False
         return pages
 
     @property

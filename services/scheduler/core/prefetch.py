@@ -5,6 +5,7 @@ from itertools import takewhile
 import numpy as np
 
 from services.scheduler.core.events import PeerKey
+from services.scheduler.core.ghosts import Fate, Reason
 from services.scheduler.core.host_memory import HostMemory
 from services.scheduler.core.node import HostSpan, Node
 from services.scheduler.core.operations import Adopt, Find, Operation, Prefetch
@@ -39,6 +40,7 @@ class Prefetcher:
         limit = (request.length - 1) // self._state.settings.page_size
         asked = self._host.lookups() if self._state.settings.prefetch and request.lookups < MAX_LOOKUPS else {}
         if not limit or not (asked or any(pool.orphans for pool in self._host.pools.values())):
+            request.note(0, limit, *self._unasked(request))
             return
         match = self._state.tree.match_prefix(request.seed, bytes(request.tokens), limit)
         first = match.device_pages + match.host_pages
@@ -50,8 +52,22 @@ class Prefetcher:
         running = self._by_digest.get(digests[0])
         if running is not None:
             self._join(request, running)
-        elif not self._adopt(request, match.end, first, digests) and self._long_enough(limit - first) and asked:
+        elif self._adopt(request, match.end, first, digests):
+            return
+        elif not asked:
+            request.note(first, limit, *self._unasked(request))
+        elif not self._long_enough(limit - first):
+            request.note(first, limit, "below_threshold", "prefetch_threshold")
+        else:
             self._look_up(request, match.end, first, digests, list(asked.values()))
+
+    def _unasked(self, request: Request) -> tuple[Reason, str]:
+        settings, pools = self._state.settings, self._host.pools.values()
+        if not settings.prefetch or not settings.host_tier:
+            return "off", "prefetch" if settings.host_tier else "host_bytes"
+        if request.lookups >= MAX_LOOKUPS:
+            return "not_asked", "lookups"
+        return ("off", "backend") if any(pool.usable for pool in pools) else ("storage_down", "")
 
     def _long_enough(self, pages: int) -> bool:
         return pages * self._state.settings.page_size >= max(1, self._state.settings.prefetch_threshold)
@@ -114,13 +130,12 @@ class Prefetcher:
     def found(self, find: Find) -> None:
         """Fetch what the L3 with most of it has, if it is long enough and its first request still waits."""
         hits = max(find.hits.values(), default=0)
-        if (
-            find.failed
-            or not self._long_enough(hits)
-            or not find.requests
-            or find.lock is None
-            or find.lock.node is None
-        ):
+        self._state.ghosts.note("storage", find.digests[:hits], "stored")
+        self._note(find, hits, len(find.digests), "never_seen")
+        long_enough = self._long_enough(hits)
+        if not long_enough:
+            self._note(find, 0, hits, "below_threshold", "prefetch_threshold")
+        if find.failed or not long_enough or not find.requests or find.lock is None or find.lock.node is None:
             self.end(find)
             return
         for request in find.requests:
@@ -132,11 +147,13 @@ class Prefetcher:
         """Start the fetches that wait for host pages, as far as there are any."""
         hungry, self._hungry = self._hungry, []
         for find, hits in hungry:
-            if not find.requests or find.failed or not self._fetch(find, hits):
+            dropped = "" if not find.requests or find.failed else self._fetch(find, hits)
+            if dropped is not None:
+                self._note(find, 0, hits, "dropped" if dropped else "storage_down", dropped)
                 self.end(find)
 
-    def _fetch(self, find: Find, hits: int) -> bool:
-        """Start a fetch, or keep it waiting for released pages. False when there is no room for it."""
+    def _fetch(self, find: Find, hits: int) -> str | None:
+        """Start a fetch, or keep it waiting for released pages; else the bound that it has met, "" = no storage."""
         best = max(find.hits, key=lambda key: find.hits[key])
         asked = self._host.pools.get(best)
         above = find.lock.node.host if find.lock is not None and find.lock.node is not None else None
@@ -145,24 +162,28 @@ class Prefetcher:
         pool = self._host.pool_for(wanted, above.pool if above is not None else None, backend_id)
         storage = self._host.storage_of(pool) if pool is not None else None
         if pool is None or storage is None or backend_id is None:
-            return False
+            return ""
         share = int(pool.total * PREFETCH_SHARE)
         count = min(wanted, share)
         if not self._long_enough(count):
             self._state.counters["prefetch_dropped_no_room"] += hits
-            return False
+            return "no_room"
         if pool.prefetching + count > share:
             self._hungry.append((find, hits))  # until another fetch makes room or the request's time is over
-            return True
+            return None
         pages = pool.alloc(count)
         if pages is None:
-            if not self._host.evict_host(pool, count):
+            request = find.requests[0]
+            if not self._host.evict_host(
+                pool, count, Fate("evicted", "prefetch", request.key.request_id, request.seed)
+            ):
                 self._state.counters["prefetch_dropped_no_host_page"] += hits
-                return False
+                return "no_host_page"
             self._hungry.append((find, hits))
-            return True
+            return None
+        self._note(find, count, wanted, "dropped", "no_room")
         self._start(find, pool, storage, pages)
-        return True
+        return None
 
     def _start(self, find: Find, pool: HostPool, storage: PeerKey, pages: Pages) -> None:
         digests = find.digests[: len(pages)]
@@ -205,13 +226,29 @@ class Prefetcher:
         if not operation.failed:
             operation.named = max(operation.named, _leading(named, len(operation.host_pages)))
 
-    def fetched(self, operation: Prefetch, named: bytes) -> None:
+    def fetched(self, operation: Prefetch, named: bytes, corrupt: int = 0) -> None:
         """PrefetchDone or Cancelled: the leading named pages join the tree, the others go back."""
+        self._state.counters["prefetch_corrupt_pages"] += corrupt
         self.progressed(operation, named)
+        self._note_missing(operation, corrupt)
         self._take(operation)
         all_named = set(unpack(named).tolist())
         self._give_back(operation, all_named)
         self.end(operation)
+
+    def _note_missing(self, operation: Prefetch, corrupt: int) -> None:
+        """The leading pages are used up to the first that isn't named: it was bad, or it wasn't read."""
+        bad, end = operation.named, len(operation.digests)
+        if bad == end or isinstance(operation, Adopt):
+            return
+        reason: Reason = "corrupted" if corrupt else "failed"
+        self._state.ghosts.note("storage", operation.digests[bad : bad + 1], reason, "prefetch")
+        self._note(operation, bad, bad + 1, reason, "prefetch")
+        self._note(operation, bad + 1, end, "behind_gap")
+
+    def _note(self, operation: Find | Prefetch, first: int, last: int, reason: Reason, cause: str = "") -> None:
+        for request in operation.requests:
+            request.note(operation.first + first, operation.first + last, reason, cause)
 
     def _take(self, operation: Prefetch) -> None:
         """Put the leading named pages into the tree, once."""
@@ -269,6 +306,9 @@ class Prefetcher:
         if isinstance(operation, Prefetch):
             self._take(operation)
         if isinstance(operation, Find | Prefetch):
+            if not isinstance(operation, Adopt):
+                done = operation.taken if isinstance(operation, Prefetch) else 0
+                self._note(operation, done, len(operation.digests), "storage_down")
             self.end(operation)
 
     def settle(self, operation: Prefetch) -> None:
@@ -286,9 +326,11 @@ class Prefetcher:
             self._state.counters["prefetch_timed_out"] += 1
             if isinstance(operation, Prefetch):
                 self._take(operation)
+                self._note(operation, operation.taken, len(operation.digests), "timed_out", "prefetch")
                 self._state.operations.cancel(operation)
                 self.end(operation, request)
             else:
+                self._note(operation, 0, len(operation.digests), "timed_out", "lookup")
                 self._stop_waiting(request, operation)
         request.state, request.state_deadline = RequestState.READY, float("inf")
 
@@ -326,6 +368,7 @@ class Prefetcher:
         hungry, self._hungry = self._hungry, []
         for find, _ in hungry:
             self._state.counters["prefetch_dismissed"] += 1
+            self._note(find, 0, len(find.digests), "dropped", "dismissed")
             self.end(find)
         return bool(hungry)
 

@@ -1,16 +1,20 @@
 """A request inside the core."""
 
+from collections import deque
 from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
 
 from services.scheduler.core.events import PeerKey
+from services.scheduler.core.ghosts import Reason
 from services.scheduler.core.node import Node
 from services.scheduler.core.operations import Find, Load, Prefetch
 from services.scheduler.core.pages import NO_PAGES, HostPool, Pages
 from services.scheduler.core.tree_holds import Lock
 from shared.messages.gateway import Submit, Usage
+
+MAX_NOTES = 8  # about lookups: three lookups, each with its prefetch, and two in reserve
 
 
 class RequestState(Enum):
@@ -32,6 +36,15 @@ class RequestKey(NamedTuple):
     request_id: str
 
 
+class LookupNote(NamedTuple):
+    """What a request's lookup or prefetch has told of some pages."""
+
+    first: int  # page
+    last: int  # page after the last
+    reason: Reason  # "never_seen": L3 says that it hasn't got them
+    cause: str = ""
+
+
 class Reservation(NamedTuple):
     """What was fetched for a request that isn't admitted yet: it can't be evicted."""
 
@@ -50,6 +63,7 @@ class Request:
     def __init__(self, key: RequestKey, submit: Submit, seed: bytes, number: int, now: float) -> None:
         self.key = key
         self.seed = seed  # of its namespace
+        self.tenant = submit.namespace.tenant
         self.number = number  # order of arrival
         self.priority = submit.priority
         self.sampling = submit.sampling
@@ -83,6 +97,8 @@ class Request:
         self.load_failures = 0
         self.retracted = 0
         self.prefetched = (0, 0)  # page range that L3 gave for it
+        self.lookup_notes: deque[LookupNote] = deque(maxlen=MAX_NOTES)
+        self.explained: int | None = None  # `load_failures` when `hits` were found
         self.hits: tuple[int, int, int] | None = None  # device, host, storage tokens of the first admission
         self.started: float | None = None
 
@@ -108,6 +124,15 @@ class Request:
     def own_pages(self) -> Pages:
         """Pages that are in no node."""
         return self.pages[self.shared :]
+
+    def note(self, first: int, last: int, reason: Reason, cause: str = "") -> None:
+        """Why pages `first` to `last` didn't come from L3; later notes count more than earlier ones."""
+        if first < last:
+            self.lookup_notes.append(LookupNote(first, last, reason, cause))
+
+    def lookup_note(self, page: int) -> LookupNote | None:
+        """The last note about a page."""
+        return next((note for note in reversed(self.lookup_notes) if note.first <= page < note.last), None)
 
     def take_path(self, path: list[Node], page_size: int) -> None:
         """Begin on the device with the pages of a locked path."""

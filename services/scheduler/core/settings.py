@@ -43,5 +43,6 @@ class CoreSettings(NamedTuple):
     request_timeout_s: float = 600.0
     tp_size: int = 1  # worker ranks
     events: bool = False  # collect KV events: `Core.events`
+    explain: bool = True  # remember why pages left each tier, and explain each request's misses
     identity: str = "scheduler"  # whose lease the storages hold
     adoption: bool = False  # a new scheduler goes on with the pages of the one before; storages must know ListPages

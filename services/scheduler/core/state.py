@@ -3,6 +3,7 @@
 from collections import Counter
 
 from services.scheduler.core.events import PeerKey, Send
+from services.scheduler.core.ghosts import Ghosts, NoGhosts
 from services.scheduler.core.node import Node
 from services.scheduler.core.operations import Operation, Operations
 from services.scheduler.core.pages import PagePool
@@ -27,7 +28,9 @@ class State:
         self.device.dead = True
         self.workers: list[PeerKey] = []  # the ranks of a complete, fenced group, else empty
         self.published = CacheEvents() if settings.events else None
-        self.tree = RadixTree(settings.page_size, self._device_order, self.published)
+        self.ghosts = Ghosts() if settings.explain else NoGhosts()
+        publishers = [each for each in (self.ghosts if settings.explain else None, self.published) if each is not None]
+        self.tree = RadixTree(settings.page_size, self._device_order, *publishers)
         self.space_freed = False  # host pages came free: waiting backups and prefetches may go on
 
     @property

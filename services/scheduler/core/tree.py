@@ -132,6 +132,20 @@ class RadixTree(TreeHolds):
             at += len(child.key)
             node = child
 
+    def peek(self, node: Node, tokens: bytes, pages: int) -> Iterator[tuple[Node, int]]:
+        """The nodes below `node` along `tokens` and how many of their pages agree. Splits nothing, touches nothing."""
+        at, limit = 0, pages * self.page_bytes
+        while at < limit:
+            child = node.children.get(tokens[at : at + self.page_bytes])
+            if child is None:
+                return
+            common = self._common_pages(child.key, tokens[at : min(at + len(child.key), limit)])
+            yield child, common
+            if common < child.pages:
+                return
+            at += len(child.key)
+            node = child
+
     def _common_pages(self, key: bytes, tokens: bytes) -> int:
         size = min(len(key), len(tokens)) // TOKEN_BYTES
         differ = np.frombuffer(key, np.int32, size) != np.frombuffer(tokens, np.int32, size)

@@ -45,7 +45,7 @@ class Detached(NamedTuple):
 class TreeHolds:
     """All nodes of all namespaces, each with a root of its own, and their counts."""
 
-    def __init__(self, page_size: int, device_order: Order, publisher: Publisher | None = None) -> None:
+    def __init__(self, page_size: int, device_order: Order, *publishers: Publisher) -> None:
         self.page_bytes = page_size * TOKEN_BYTES
         self.page_size = page_size
         self.roots: dict[bytes, Node] = {}  # by namespace seed
@@ -54,7 +54,7 @@ class TreeHolds:
         self.evictable = 0  # device pages under no lock
         self.protected = 0  # device pages under a lock
         self.device_leaves = LeafHeap("device_entry", device_order, device_evictable)
-        self._publisher = publisher  # is told what comes and goes
+        self._publishers = publishers  # are told what comes and goes
         self.clock = 0
 
     # --- locks --------------------------------------------------------------------------------------------------
@@ -136,8 +136,8 @@ class TreeHolds:
             node.parent.valued_children += 1
         self.device_leaves.offer(node)
         self._offer_host(node)  # a locked node's host copy can go now
-        if self._publisher is not None:
-            self._publisher.stored(node, GPU)
+        for publisher in self._publishers:
+            publisher.stored(node, GPU)
 
     def drop_value(self, node: Node) -> Pages:
         """Take a node's device pages away; its parent may become a leaf."""
@@ -153,8 +153,8 @@ class TreeHolds:
             node.parent.valued_children -= 1
             self.device_leaves.offer(node.parent)
         self._offer_host(node)
-        if self._publisher is not None:
-            self._publisher.removed(node, GPU)
+        for publisher in self._publishers:
+            publisher.removed(node, GPU)
         return pages
 
     def set_host(self, node: Node, span: HostSpan) -> None:
@@ -164,8 +164,8 @@ class TreeHolds:
         if node.parent is not None:
             node.parent.backed_children += 1
         self._offer_host(node)
-        if self._publisher is not None:
-            self._publisher.stored(node, CPU)
+        for publisher in self._publishers:
+            publisher.stored(node, CPU)
 
     def drop_host(self, node: Node) -> HostSpan:
         """Take a node's host span away."""
@@ -177,8 +177,8 @@ class TreeHolds:
         if node.parent is not None and not node.detached:
             node.parent.backed_children -= 1
             self._offer_host(node.parent)
-        if self._publisher is not None:
-            self._publisher.removed(node, CPU)
+        for publisher in self._publishers:
+            publisher.removed(node, CPU)
         return span
 
     def detach(self, node: Node) -> Detached:
