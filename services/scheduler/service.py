@@ -256,6 +256,7 @@ def core_settings(config: Config) -> CoreSettings:
         prefetch_policy=cache.prefetch_policy,
         host_tier=cache.host_bytes > 0,
         adoption=True,
+        explain=cache.explain,
         max_running=scheduler.max_running,
         max_queued=scheduler.max_queued,
         token_budget=scheduler.token_budget,

@@ -94,10 +94,11 @@ class Why:
     ) -> Fate:
         if not self._state.settings.host_tier:
             return OFF
-        if request.shared <= at < match.device_pages + match.host_pages:
+        matched = match.device_pages + match.host_pages
+        if request.shared <= at < matched:
             gave_up = request.load_failures >= MAX_LOAD_FAILURES
             return Fate("failed", "load_back") if gave_up else Fate("below_threshold", "load_back_threshold")
-        if at < stranded:
+        if matched <= at < stranded:
             return STORAGE_DOWN
         fate = self._fate("host", digest, seen, at)
         usable = any(pool.usable for pool in self._host.pools.values())
