@@ -1,4 +1,4 @@
-"""The command line: `kvtide serve | demo | status | events | doctor | simulate | bench soak`."""
+"""The command line: `kvtide serve | demo | status | events | doctor | simulate | replay | bench soak`."""
 
 import argparse
 import asyncio
@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvtide.replay import command as replay
 from kvtide.simulation import command as simulation
 from shared.config import Config, load_config
 from shared.errors import KvtideError
@@ -39,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _compute(options: argparse.Namespace) -> int:
     try:
         status: int = options.without_loop(options)
+    except KvtideError as error:
+        print(f"kvtide: {error}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
@@ -54,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     events.add_argument("--once", action="store_true", help="show what a replay brings and end")
     _add(commands, "doctor", _doctor, "say whether the stack can run on this machine, and what to do", json=True)
     simulation.add_parser(commands)
+    replay.add_parser(commands)
     bench = commands.add_parser("bench", help="benchmarks", description="Benchmarks.")
     benches = bench.add_subparsers(required=True, metavar="BENCH")
     soak = _add(benches, "soak", _soak, "mixed load with aborts on tiny pools; looks for leaks", json=True)

@@ -33,5 +33,9 @@ class CapacityError(KvtideError):
     """Memory or disk is too small for what the configuration asks."""
 
 
+class TraceError(KvtideError):
+    """A trace of requests can't be read or replayed."""
+
+
 class IntegrityError(KvtideError):
     """A page is in two places or in none: a bug, named by page and pool."""

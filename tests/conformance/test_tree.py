@@ -122,7 +122,7 @@ def test_tree_08_a_leaf_is_evicted_only_when_nothing_below_it_has_a_value() -> N
     core = Harness(host=0)
     core.compute([*A, 9])
     core.compute([*B, 9])
-    core.evict_device(1)
+    core.evict_device(2)
     assert core.match(A).device_pages == 2  # the older leaf, and not their common parent
     assert core.match(B).device_pages == 4
 
@@ -131,7 +131,7 @@ def test_tree_09_priority_is_raised_along_the_path_and_decides_what_stays() -> N
     core = Harness(host=0, eviction="priority")
     core.compute([*A, 9], priority=3)
     core.compute([20, 21, 22, 23, 24], priority=0)
-    core.evict_device(1)
+    core.evict_device(2)
     assert core.match([20, 21, 22, 23]).device_pages == 0
     assert core.match(A).device_pages == 4
     core.compute([*B, 9], priority=5)

@@ -53,6 +53,7 @@ class DeviceMemory:
                 freed += node.pages
                 continue
             else:
+                tree.cut(node, count - freed)
                 removed = tree.detach(node)
                 self._host.release(removed.host)
                 pages = removed.device

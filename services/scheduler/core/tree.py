@@ -174,6 +174,11 @@ class RadixTree(TreeHolds):
             upper.digests, node.digests = node.digests[:pages], node.digests[pages:]
         return upper
 
+    def cut(self, node: Node, pages: int) -> None:
+        """Make `node` its own last `pages` pages, if it has more: what is before them stays a node of its own."""
+        if node.pages > pages:
+            self._split(node, node.pages - pages)
+
     def graft(self, parent: Node, key: bytes, span: HostSpan) -> Node:
         """A new node below `parent` that host memory alone has."""
         node = self.add_child(parent, key, 0)
