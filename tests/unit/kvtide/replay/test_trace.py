@@ -68,7 +68,10 @@ def test_a_page_size_that_the_trace_contradicts_is_refused(tmp_path: Path) -> No
         read_trace(path, 128)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", gzip.compress(b'{"tokens": [1]}\n' * 999)[:40]])
+CUT_SHORT = gzip.compress(b'{"tokens": [1]}\n' * 999)[:40]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", CUT_SHORT], ids=["empty", "blank", "cut short"])
 def test_a_file_without_a_request_or_cut_short_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_bytes(content)
