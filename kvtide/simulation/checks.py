@@ -71,6 +71,8 @@ def check_end(world: "World") -> None:
     for storage in world.storages:
         _check_names(world, storage)
     _check_hits(world)
+    if world.shell.subscriber is not None:
+        world.shell.subscriber.check(core)
 
 
 def _check_hits(world: "World") -> None:

@@ -62,6 +62,8 @@ class Traffic:
         self._longest = longest
         lengths = [rng.randint(longest // 3, longest) for _ in range(self._plan.families)]
         self._families = [[rng.randint(1, VOCABULARY) for _ in range(max(1, length))] for length in lengths]
+        if world.first is not world:  # the same conversations come to both replicas
+            self._families = [family[:longest] for family in world.first.traffic._families]
 
     def stored_families(self) -> list[list[int]]:
         """Those that L3 has from an earlier life of the stack."""

@@ -9,7 +9,7 @@ from kvtide.simulation.clock import Action
 from kvtide.simulation.plan import Plan
 from services.scheduler.core.events import PeerKey
 from shared.messages.common import Heartbeat, Message
-from shared.messages.storage import PeerExited
+from shared.messages.storage import PagesDropped, PeerExited
 from shared.messages.worker import RunStep
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Network:
 
     def to_scheduler(self, sender: PeerKey, receiver_epoch: int, message: Message, link: "Shell | None" = None) -> None:
         """A peer sends, to `link` if that still runs, else to the newest scheduler."""
-        safe = sender.identity.startswith("gateway") or isinstance(message, PeerExited)
+        safe = sender.identity.startswith("gateway") or isinstance(message, PeerExited | PagesDropped)
         self._send((sender.identity, True), safe, False, self._to_scheduler, sender, receiver_epoch, message, link)
 
     def _to_scheduler(self, sender: PeerKey, receiver_epoch: int, message: Message, link: "Shell | None") -> None:

@@ -1,7 +1,7 @@
 """What one seed means: sizes, settings, traffic and faults. Everything random about a run's shape is drawn here."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -30,6 +30,11 @@ FaultKind = Literal[
 FAULT_KINDS: tuple[FaultKind, ...] = FaultKind.__args__  # type: ignore[attr-defined]
 
 
+POLICIES: list[WritePolicy] = [
+    "write_through", "write_through", "write_through_selective", "write_back", "write_back",
+]  # fmt: skip
+
+
 @dataclass
 class Fault:
     """One thing that goes wrong."""
@@ -49,8 +54,8 @@ class Plan:
     device_pages: int  # page 0 included
     host_pages: int  # page 0 included; 0 = no storage
     backends: list[str]  # of each storage the id of its L3, or "none"
-    replicas: int  # schedulers that share the storages
-    replica: int  # which of them the simulated one is
+    replica: bool  # another scheduler, with workers and a gateway of its own, shares the storages
+    first_page: int  # of a segment
     joins: list[float]  # seconds at which each storage starts for the first time
     rows: int
     max_context: int  # tokens
@@ -60,6 +65,7 @@ class Plan:
     requests: int
     traffic_s: float  # over which they arrive
     families: int
+    l3_pages: int  # quota of each L3
     stored: float  # share of the families that L3 has from earlier
     abort_share: float
     beat_s: float  # heartbeat interval
@@ -83,20 +89,13 @@ class Plan:
 def make_plan(seed: int) -> Plan:
     """Draw a plan. One seed in three has no fault, one a few, one many."""
     rng = random.Random(f"plan {seed}")
-    policies: list[WritePolicy] = [
-        "write_through",
-        "write_through",
-        "write_through_selective",
-        "write_back",
-        "write_back",
-    ]
     page_size = rng.choice([1, 2, 4])
     device_pages = rng.choice([rng.randint(5, 12), rng.randint(10, 30)])
     host_pages = 0 if rng.random() < 0.07 else rng.choice([rng.randint(3, 16), rng.randint(16, 100)])
     trouble = rng.choice([0, 0, 1, 1, 2, 2])
     settings = CoreSettings(
         page_size=page_size,
-        write_policy=rng.choice(policies),
+        write_policy=rng.choice(POLICIES),
         eviction=rng.choice(["lru", "priority"]),
         load_back_threshold=rng.choice([0, 1, 3, 6]),
         prefetch=rng.random() < 0.9,
@@ -109,6 +108,7 @@ def make_plan(seed: int) -> Plan:
         request_timeout_s=600.0,
         tp_size=rng.choice([1, 1, 1, 1, 2]),
         adoption=rng.random() < 0.9,
+        events=rng.random() < 0.3,
     )
     plan = Plan(
         seed=seed,
@@ -116,8 +116,8 @@ def make_plan(seed: int) -> Plan:
         device_pages=device_pages,
         host_pages=host_pages,
         backends=[],
-        replicas=1,
-        replica=0,
+        replica=False,
+        first_page=rng.choice([1, 1, 1, 2]),
         joins=[],
         rows=rng.randint(1, 6),
         max_context=rng.choice([(device_pages + 3) * page_size, max(4, device_pages * page_size // 2)]),
@@ -127,6 +127,7 @@ def make_plan(seed: int) -> Plan:
         requests=rng.randint(7, 27),
         traffic_s=rng.choice([0.2, 1.0, 3.0, 10.0, 50.0]),
         families=rng.randint(2, 7),
+        l3_pages=rng.choice([12, 1000]),
         stored=rng.choice([0.0, 0.6, 1.0]),
         abort_share=rng.choice([0.0, 0.1, 0.4]),
         beat_s=rng.choice([1.0, 5.0]),
@@ -135,14 +136,24 @@ def make_plan(seed: int) -> Plan:
         step_s=rng.choice([0.01, 0.05]),
         l3_s=rng.choice([0.005, 0.05, 0.6]),
     )
-    if host_pages > 12 and rng.random() < 0.25:
-        plan.replicas = rng.choice([2, 3])
-        plan.replica = rng.randrange(plan.replicas)
     if host_pages:
         _add_storages(plan, rng)
+        plan.replica = rng.random() < 0.15
     if trouble:
         _add_faults(plan, rng, trouble)
     return plan
+
+
+def make_replica(plan: Plan) -> Plan:
+    """The other scheduler's plan: its own sizes, requests and network, the same model and storages."""
+    rng = random.Random(f"replica {plan.seed}")
+    settings = plan.settings._replace(
+        identity="scheduler-1", write_policy=rng.choice(POLICIES), token_budget=rng.choice([5, 16])
+    )
+    return replace(
+        plan, seed=-plan.seed - 1, settings=settings, replica=False, requests=rng.randint(3, 8), faults=[], rows=3,
+        host_pages=rng.randint(3, 40), families=0,
+    )  # fmt: skip
 
 
 def _add_storages(plan: Plan, rng: random.Random) -> None:

@@ -54,7 +54,7 @@ class Pausable:
 class Process(Pausable, ABC):
     """A peer of the scheduler."""
 
-    holds_lease = False  # tells an older scheduler that a newer one has taken over
+    holds_lease = False  # is connected to all schedulers: follows one while it is heard, then tells it that it's over
 
     def __init__(self, world: "World", identity: str) -> None:
         super().__init__(world)
@@ -102,9 +102,11 @@ class Process(Pausable, ABC):
         if isinstance(message, Refused):
             self.world.fail(f"{self.key.identity} was refused: {message.reason}")
             return
+        if self.link is not None and self.link.alive and sender > self.link.epoch:
+            if self.holds_lease and isinstance(message, Welcome):
+                self.world.seen["lease_refused"] += 1
+            return  # its lease, or its connection, is another scheduler's
         if isinstance(message, Welcome):
-            if self.link is not None and self.link.alive and sender != self.link.epoch:
-                return  # its connection is another scheduler's
             self._heard = self.world.clock.now
             if sender != self.scheduler_epoch or not self.up:
                 self.scheduler_epoch = sender
@@ -129,8 +131,13 @@ class Process(Pausable, ABC):
             self.up = False
             self.world.seen["scheduler_lost"] += 1
             self.on_lost()
+            if self.holds_lease and self.link is not None:
+                old, self.link = self.link, None
+                self.world.network.to_scheduler(self.key, old.epoch, Superseded(self.world.shell.epoch), old)
         if self.up:
             self.send(Heartbeat(self._interval, {}))
+            if self.holds_lease and self.link is not None and self.link.alive:
+                self.world.network.to_scheduler(self.key, 0, self.hello())
         else:
             self._greet()
         self.later(self._interval if self.up else HELLO_RETRY_S, self._beat)

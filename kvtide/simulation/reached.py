@@ -5,7 +5,7 @@ from services.scheduler.core.request import RequestState
 
 OF_THE_NETWORK = (
     "message_lost", "message_doubled", "message_late", "message_kept", "old_epoch_at_peer", "old_epoch_at_scheduler",
-    "scheduler_lost", "superseded", "neighbour_visit", "storage_joined", "peer_heard_again", "peers_lost",
+    "scheduler_lost", "superseded", "replica", "lease_refused", "storage_joined", "peer_heard_again", "peers_lost",
     "peers_exited", "answered_again", "asked_while_running", "late_answers",
 )  # fmt: skip
 OF_REQUESTS = (
@@ -21,6 +21,7 @@ OF_TIERS = (
     "prefetch_pages", "prefetch_taken_pages", "prefetch_timed_out", "prefetch_dropped_no_room",
     "write_back_pages", "write_back_waited", "orphaned_pages", "adopted_pages", "orphans_evicted_pages",
     "prefetch_dropped_no_host_page", "prefetch_corrupt_pages", "l3_corrupt_read", "segment_refused", "map_failed",
+    "events_replayed", "l3_quota_dropped",
 )  # fmt: skip
 OF_SHAPES = (
     "policy write_through", "policy write_through_selective", "policy write_back", "ranks 1", "ranks 2",

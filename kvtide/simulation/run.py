@@ -33,4 +33,5 @@ def run_plan(plan: Plan, log: Callable[[str], None] | None = None) -> Outcome:
     except Exception as error:  # whatever it is, it is this seed's result
         failure = f"{type(error).__name__}: {error}"
         where = traceback.format_exc()
-    return Outcome(plan.seed, world.events, failure, where, world.seen + world.shell.core.state.counters)
+    seen = sum((each.shell.core.state.counters for each in world.worlds), world.seen)
+    return Outcome(plan.seed, sum(each.events for each in world.worlds), failure, where, seen)

@@ -4,19 +4,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvtide.simulation.process import Pausable
+from kvtide.simulation.subscriber import Subscriber
 from services.scheduler.core.core import Core
 from services.scheduler.core.events import DeadlineReached, Event, PeerKey, PeerLost, PeerUp, Received
-from services.scheduler.core.integrity import check_integrity, check_sums
+from services.scheduler.core.integrity import check_integrity
 from shared.link import MISSED_BEATS
 from shared.messages.common import Heartbeat, HelloWanted, Message, Refused
 from shared.messages.gateway import GatewayHello
-from shared.messages.storage import StorageHello
+from shared.messages.storage import StorageHello, Superseded
 from shared.messages.worker import WorkerHello
 
 if TYPE_CHECKING:
     from kvtide.simulation.world import World
-
-CHECK_EVERY = 8  # events between two full checks; the sums are checked after each, and with a trace everything is
 
 
 @dataclass
@@ -37,6 +36,7 @@ class Shell(Pausable):
         super().__init__(world)
         self.epoch = world.new_epoch()
         self.core = Core(world.plan.settings)
+        self.subscriber = Subscriber(world) if world.plan.settings.events else None
         self._records: dict[str, Record] = {}
         self._armed = float("inf")
         world.network.scheduler = self
@@ -96,10 +96,11 @@ class Shell(Pausable):
             if world.traced:
                 world.note(f"      {command.peer.identity} <-- {command.message!r}")
             self._send(command.peer, command.message)
-        if world.traced or world.events % CHECK_EVERY == 0 or not isinstance(event, Received | DeadlineReached):
-            check_integrity(self.core)
-        else:
-            check_sums(self.core)
+        check_integrity(self.core)
+        if self.subscriber is not None:
+            self.subscriber.take(self.core.events)
+        if isinstance(event, Received) and isinstance(event.message, Superseded) and not self.core.superseded:
+            world.fail("a scheduler goes on without its lease")
         if self.core.superseded:
             world.seen["superseded"] += 1
             self.kill()

@@ -39,6 +39,8 @@ def _kind(outcome: Outcome) -> str:
 def _smaller(plan: Plan) -> Iterator[Plan]:
     for at in range(len(plan.faults)):
         yield replace(plan, faults=[*plan.faults[:at], *plan.faults[at + 1 :]])
+    if plan.replica:
+        yield replace(plan, replica=False)
     for name in RATES:
         if getattr(plan, name):
             changed: dict[str, Any] = {name: 0.0}

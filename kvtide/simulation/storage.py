@@ -1,12 +1,12 @@
-"""A simulated storage service: segments, names, and an L3 store that survives its process."""
+"""A simulated storage service, or what it does for one scheduler identity: its segments and names. The L3 store is
+shared by the identities, and survives the process."""
 
 import random
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvtide.simulation import neighbour
 from kvtide.simulation.content import PageContent, checksum
-from kvtide.simulation.neighbour import Neighbour
 from kvtide.simulation.process import Process
 from kvtide.simulation.segment import Name, Segment
 from services.scheduler.core.events import PeerKey
@@ -25,6 +25,7 @@ from shared.messages.storage import (
     Inventory,
     ListPages,
     OpenSegment,
+    PagesDropped,
     PeerExited,
     PrefetchDone,
     PrefetchPages,
@@ -83,6 +84,7 @@ class SimStorage(Process):
         self._fences: list[tuple[int, int, list[Transfer]]] = []
         self._held: set[tuple[PeerKey, int]] = set()
         self._gone: set[tuple[PeerKey, int]] = set()  # who mapped a segment and doesn't any more
+        self.dropped: list[bytes] = []  # pages that L3 lost and of which the scheduler hasn't heard
         self._told: set[tuple[PeerKey, int]] = set()
         self.hello()
         self.later(WATCH_S, self._watch)
@@ -217,13 +219,9 @@ class SimStorage(Process):
             return self._failed(message.op_id, "full")
         if any(not transfer.ended for transfer in self._running):
             return self._failed(message.op_id, "full")
-        lease = neighbour.lease(plan.host_pages, plan.replicas, plan.replica)
+        lease = (plan.first_page, plan.host_pages - plan.first_page)
         segment = Segment(self.key.identity, world.new_epoch(), plan.host_pages, lease, message.geometry, world.model)
         world.segments[self.key.identity, segment.info.epoch] = self.current = segment
-        for number in range(plan.replicas):
-            first, count = neighbour.lease(plan.host_pages, plan.replicas, number)
-            if number != plan.replica and count:
-                world.neighbours.append(Neighbour(world, segment, range(first, first + count)))
         return SegmentOpened(message.op_id, segment.info)
 
     def _scan(self) -> set[tuple[PeerKey, int]]:
@@ -240,6 +238,9 @@ class SimStorage(Process):
             for key, epoch in sorted(self._gone - self._told):
                 self.send(PeerExited(key.identity, key.epoch, epoch))
             self._told = set(self._gone)
+            if self.dropped:
+                self.send(PagesDropped(b"".join(self.dropped)))
+                self.dropped.clear()
         self.later(WATCH_S, self._watch)
 
     # --- L3 -----------------------------------------------------------------------------------------------------
@@ -274,7 +275,7 @@ class SimStorage(Process):
                 stored = self.store.get(digest)
                 if stored is not None and checksum(stored.parts) != stored.checksums:
                     corrupt += 1
-                    del self.store[digest]
+                    self.world.first.drop_from_l3(self.backend_id, [digest])
                     self.world.seen["l3_corrupt_read"] += 1
                     stored = None
                 if stored is not None:
@@ -305,6 +306,10 @@ class SimStorage(Process):
                 elif not self.world.failing_l3:
                     self.store.setdefault(digest, StoredPage(segment.parts(pages[at]), name.checksums))
                     stored.append(at)
+            excess = len(self.store) - self.world.plan.l3_pages
+            if excess > 0:
+                self.world.seen["l3_quota_dropped"] += excess
+                self.world.first.drop_from_l3(self.backend_id, list(islice(self.store, excess)))
             self.later(self._pace(), lambda: batch(first + BATCH))
 
         self.later(self._pace(), lambda: batch(0))

@@ -1,5 +1,6 @@
 """One run: the real core, simulated peers, and what happens to them."""
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -8,14 +9,14 @@ from kvtide.simulation import checks
 from kvtide.simulation.clock import Clock
 from kvtide.simulation.content import checksum, of_rank, root, spoil, walk
 from kvtide.simulation.gateway import Ask, SimGateway, Traffic
-from kvtide.simulation.neighbour import Neighbour
 from kvtide.simulation.network import Network
-from kvtide.simulation.plan import Fault, Plan
+from kvtide.simulation.plan import Fault, Plan, make_replica
 from kvtide.simulation.process import Pausable
 from kvtide.simulation.segment import Segment, geometry
 from kvtide.simulation.shell import Shell
 from kvtide.simulation.storage import SimStorage, StoredPage
 from kvtide.simulation.worker import SimWorker
+from shared.link import MISSED_BEATS
 from shared.messages.gateway import Usage
 from shared.packed import pack
 from shared.page_hash import chain
@@ -23,6 +24,7 @@ from shared.page_hash import chain
 MODEL = b"m" * 32
 CHECK_EVERY = 128  # actions between two looks at what pages hold
 MAX_ACTIONS = 60_000  # a run has some hundred; beyond this it hangs
+OF_STORAGES = ("kill_storage", "pause_storage", "slow_l3", "failing_l3")
 SETTLE_S = 1500.0  # after the last fault everything must have ended: above the longest request timeout
 
 
@@ -31,29 +33,37 @@ class SimulationFailure(Exception):
 
 
 class World:
-    """Everything in one run. `run` raises SimulationFailure, or whatever the core raised."""
+    """Everything in one run. `run` raises SimulationFailure, or whatever the core raised.
 
-    def __init__(self, plan: Plan, log: Callable[[str], None] | None = None) -> None:
+    A replica is a world of its own that shares with the first one the clock, the L3 stores and the storage processes:
+    what it sees of those is what they do for its scheduler's identity.
+    """
+
+    def __init__(self, plan: Plan, log: Callable[[str], None] | None = None, first: "World | None" = None) -> None:
         self.plan = plan
-        self.clock = Clock()
-        self.rng = random.Random(f"world {plan.seed}")
+        self.first = first or self
+        self.clock: Clock = first.clock if first else Clock()
+        self.rng: random.Random = random.Random(f"world {plan.seed}")
         self.geometries = [geometry(plan.settings.page_size, rank, plan.settings.tp_size) for rank in range(self.ranks)]
         self.model = MODEL
-        self.seen: Counter[str] = Counter()  # faults, states and outcomes that were reached
-        self.events = 0  # of all cores
+        self.seen: Counter[str] = first.seen if first else Counter()  # faults, states and outcomes that were reached
+        self.events = 0  # of its cores
         self.segments: dict[tuple[str, int], Segment] = {}  # by storage and epoch
         self.roots: dict[str, int] = {}  # request id -> hash that its namespace's sequences start from
-        self.l3: dict[str, dict[bytes, StoredPage]] = {each: {} for each in plan.backends}  # by backend id
+        self.l3: dict[str, dict[bytes, StoredPage]] = (
+            first.l3 if first else {each: {} for each in plan.backends}  # by backend id
+        )
+        self.dropped_at = -math.inf  # when L3 lost a page for the last time
         self.slow_l3_s = 0.0
         self.stall_s = 0.0  # how much longer a copy takes that begins now
         self.failing_l3 = False
         self.refusing: set[str] = set()  # storages that open no segment
-        self.neighbours: list[Neighbour] = []
         self._log = log
         self._epochs = 1000
-        self.network = Network(self, plan)
-        self.traffic = Traffic(self)
-        self._fill_l3()
+        self.network: Network = Network(self, plan)
+        self.traffic: Traffic = Traffic(self)
+        if first is None:
+            self._fill_l3()
         self.asks: list[Ask] = []
         self.ended = 0  # of them
         self.shell = Shell(self)
@@ -63,6 +73,8 @@ class World:
         for number in range(len(plan.backends)):
             self.clock.after(plan.joins[number], self._join, number)
         self.gateway = SimGateway(self, "gateway-0")
+        self.replica = World(make_replica(plan), log, self) if plan.replica else None
+        self.worlds = [self, self.replica] if self.replica is not None else [self]
 
     def _join(self, number: int) -> None:
         self.storages.append(SimStorage(self, number))
@@ -86,8 +98,9 @@ class World:
 
     def new_epoch(self) -> int:
         """Epochs rise over the whole run."""
-        self._epochs += 1
-        return self._epochs
+        first = self.first
+        first._epochs += 1
+        return first._epochs
 
     @property
     def traced(self) -> bool:
@@ -113,22 +126,24 @@ class World:
         """Traffic and faults, then peace until everything has ended."""
         self.seen[f"policy {self.plan.settings.write_policy}"] += 1
         self.seen[f"ranks {self.ranks}"] += 1
+        self.seen["replica"] += self.plan.replica
         self.seen[f"storages {len(self.plan.backends)}"] += 1
-        for number in range(self.plan.requests):
-            self.clock.after(self._arrival(number), self._arrive)
+        for world in self.worlds:
+            for number in range(world.plan.requests):
+                self.clock.after(world._arrival(number), world._arrive)
         for fault in self.plan.faults:
             self.clock.after(fault.at, lambda fault=fault: self._strike(fault))
         limit = self.plan.faults_end + SETTLE_S
         clock, peace = self.clock, self.plan.faults_end
         while clock.now < peace or not self._is_over():
             if not clock.step() or clock.now > limit or clock.steps > MAX_ACTIONS:
-                self.fail(f"not over after {clock.steps} actions: {checks.unfinished(self)}")
+                self.fail(f"not over after {clock.steps} actions: {[checks.unfinished(each) for each in self.worlds]}")
             if clock.steps % CHECK_EVERY == 0:
-                checks.check_contents(self)
-        checks.check_contents(self)
-        for each in self.neighbours:
-            each.check()
-        checks.check_end(self)
+                for world in self.worlds:
+                    checks.check_contents(world)
+        for world in self.worlds:
+            checks.check_contents(world)
+            checks.check_end(world)
 
     def _arrival(self, number: int) -> float:
         burst = self.rng.random() < 0.3
@@ -141,13 +156,18 @@ class World:
         self.gateway.ask(ask)
 
     def _is_over(self) -> bool:
-        return self.ended >= self.plan.requests and checks.is_quiet(self)
+        return all(world.ended >= world.plan.requests and checks.is_quiet(world) for world in self.worlds)
 
     # --- faults -------------------------------------------------------------------------------------------------
 
     def _strike(self, fault: Fault) -> None:
+        """A fault of storages hits them in both worlds, another one the world of its target."""
         self.note(f"*** {fault.kind} for {fault.seconds} s")
         self.seen[fault.kind] += 1
+        for world in self.worlds if fault.kind in OF_STORAGES else [self.worlds[fault.target // 3 % len(self.worlds)]]:
+            world._suffer(fault)
+
+    def _suffer(self, fault: Fault) -> None:
         action, _, part = fault.kind.partition("_")
         match action:
             case "kill":
@@ -169,8 +189,8 @@ class World:
                 self._trouble(fault)
 
     def _start_second(self, seconds: float) -> None:
-        """A scheduler of the same identity starts; one peer after the other is connected to it. The first one, should
-        nobody tell it to exit, is found out after a while."""
+        """A scheduler of the same identity starts. Workers and gateway are connected to it one after the other,
+        storages follow the first one while they hear it. That one hangs for a while, or is killed in the end."""
         old = self.shell
         if not old.alive or old.paused:
             return
@@ -178,8 +198,12 @@ class World:
         self.shell = Shell(self)
         for process in [*self.workers, *self.storages, self.gateway]:
             process.link = old
-            self.clock.after(self.rng.uniform(0.0, seconds), setattr, process, "link", None)
-        self.clock.after(seconds + 1.0, old.kill)
+            if not process.holds_lease:
+                self.clock.after(self.rng.uniform(0.0, seconds), setattr, process, "link", None)
+        if self.rng.random() < 0.6:
+            self.clock.after(self.rng.uniform(0.0, seconds), old.pause)
+            self.clock.after(seconds + (MISSED_BEATS + 2) * self.plan.beat_s, old.resume)
+        self.clock.after(seconds + (MISSED_BEATS + 3) * self.plan.beat_s, old.kill)
 
     def _process(self, part: str, target: int) -> Pausable | None:
         match part:
@@ -242,18 +266,29 @@ class World:
                 self.refusing.add(identity)
                 self.clock.after(fault.seconds, self.refusing.discard, identity)
             case "corrupt_l3":
-                for store in self.l3.values():
-                    self._corrupt(store)
+                for backend_id, store in self.l3.items():
+                    self._corrupt(backend_id, store)
             case "corrupt_host":
                 self._corrupt_host(fault.target)
 
-    def _corrupt(self, store: dict[bytes, StoredPage]) -> None:
+    def drop_from_l3(self, backend_id: str, digests: list[bytes]) -> None:
+        """A quota or a bad read takes pages; every storage with this L3 notices."""
+        for digest in digests:
+            del self.l3[backend_id][digest]
+        self.dropped_at = self.clock.now
+        for storage in (each for world in self.worlds for each in world.storages):
+            if storage.alive and storage.backend_id == backend_id:
+                storage.dropped += digests
+
+    def _corrupt(self, backend_id: str, store: dict[bytes, StoredPage]) -> None:
+        gone = []
         for digest in self.rng.sample(sorted(store), len(store) // 2):
             stored = store[digest]
             if self.rng.random() < 0.5:
-                del store[digest]  # truncated: its header says so, and it is a miss
+                gone.append(digest)  # truncated: its header says so, and it is a miss
             else:
                 store[digest] = stored._replace(parts=(*stored.parts[:-1], spoil(stored.parts[-1])))
+        self.drop_from_l3(backend_id, gone)
 
     def _corrupt_host(self, target: int) -> None:
         segment = self.storages[target % len(self.storages)].current if self.storages else None

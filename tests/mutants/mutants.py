@@ -165,9 +165,17 @@ MUTANTS = [
     ),
     _one(
         "one id leased to two replicas",
-        f"{PEERS}/neighbour.py",
-        "    return 1 + number * count, count\n",
-        "    return 1 + number * count, min(count + 1, pages - 1 - number * count)\n",
+        f"{PEERS}/storage.py",
+        "        world.segments[self.key.identity, segment.info.epoch] = self.current = segment\n",
+        "        if world.first is not world and world.first.segments and world.ranks == 1:\n"
+        "            segment = list(world.first.segments.values())[-1]\n"
+        "        world.segments[self.key.identity, segment.info.epoch] = self.current = segment\n",
+    ),
+    _one(
+        "a superseded scheduler goes on",
+        f"{CORE}/core.py",
+        "        self.superseded = True\n",
+        "        pass\n",
     ),
     # --- beyond the list
     _one("a step doesn't wait for its loads", f"{CORE}/admission.py", "items, sorted(loads))", "items, [])"),
@@ -191,6 +199,18 @@ MUTANTS = [
         f"{CORE}/backup.py",
         "        operation.lock = None\n        self._state.unlock(lock)\n        if operation.evicts",
         "        operation.lock = None\n        if operation.evicts",
+    ),
+    _one(
+        "an eviction from the host isn't published",
+        f"{CORE}/tree_holds.py",
+        "            self._publisher.removed(node, CPU)\n",
+        "            pass\n",
+    ),
+    _one(
+        "pages that L3 dropped stay published",
+        f"{CORE}/publish.py",
+        "            self.list.append(BlockRemoved([digest], self._in_l3.pop(digest)))\n",
+        "            self._in_l3.pop(digest)\n",
     ),
     # --- bugs of the past
     _one(
