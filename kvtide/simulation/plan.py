@@ -109,6 +109,7 @@ def make_plan(seed: int) -> Plan:
         tp_size=rng.choice([1, 1, 1, 1, 2]),
         adoption=rng.random() < 0.9,
         events=rng.random() < 0.3,
+        forget_storage_s=rng.choice([600.0, 20.0]),
     )
     plan = Plan(
         seed=seed,

@@ -7,6 +7,7 @@ OF_THE_NETWORK = (
     "message_lost", "message_doubled", "message_late", "message_kept", "old_epoch_at_peer", "old_epoch_at_scheduler",
     "scheduler_lost", "superseded", "replica", "lease_refused", "storage_joined", "peer_heard_again", "peers_lost",
     "peers_exited", "answered_again", "asked_while_running", "late_answers",
+    "storages_forgotten", "forgotten_storage_back",
 )  # fmt: skip
 OF_REQUESTS = (
     "request finished", "request aborted", "request gateway lost", "request scheduler lost", "request rejected 400",

@@ -274,7 +274,7 @@ class World:
     def drop_from_l3(self, backend_id: str, digests: list[bytes]) -> None:
         """A quota or a bad read takes pages; every storage with this L3 notices."""
         for digest in digests:
-            del self.l3[backend_id][digest]
+            self.l3[backend_id].pop(digest, None)
         self.dropped_at = self.clock.now
         for storage in (each for world in self.worlds for each in world.storages):
             if storage.alive and storage.backend_id == backend_id:

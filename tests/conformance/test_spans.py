@@ -171,3 +171,27 @@ def test_a_storage_without_memory_is_asked_who_holds_it() -> None:
     core.feed(PeerUp(core.storage, msgspec.structs.replace(core.storage_hello, holders=holders)))
     core.fenced(core.storage)
     assert core.take(DropSegment).segment_epoch == 33
+
+
+def test_spans_a_storage_that_never_comes_back_is_forgotten_with_its_pool() -> None:
+    core = Harness(prefetch=False, forget_storage_s=50.0)
+    core.compute([*A, 9])
+    assert core.pool.cached == 4
+    core.lose(core.storage)
+    core.wait(49.0)
+    assert core.core.peers.storages
+    core.wait(2.0)
+    assert not core.core.peers.storages
+    assert not core.core.host.pools
+    assert all(node.host is None for node in core.nodes())
+    assert core.take(DropSegment).segment_epoch == SEGMENT
+
+
+def test_spans_a_forgotten_storage_that_comes_back_gets_a_fresh_segment() -> None:
+    core = Harness(prefetch=False, forget_storage_s=50.0)
+    core.compute([*A, 9])
+    core.lose(core.storage)
+    core.wait(51.0)
+    core.feed(PeerUp(core.storage, msgspec.structs.replace(core.storage_hello, segment=core.segment)))
+    core.fenced(core.storage)
+    assert core.take(OpenSegment).fresh  # who still writes into the old one isn't known any more

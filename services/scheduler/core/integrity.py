@@ -162,9 +162,8 @@ def _walk(tree: RadixTree, locks: dict[Node, int]) -> tuple[list[Claim], dict[Ho
         if node.lock_ref != count:
             _wrong_locks(tree, node)
     if (evictable, protected) != (tree.evictable, tree.protected):
-        raise IntegrityError(
-            f"{tree.evictable} pages count as evictable, {evictable} are; {tree.protected} as protected, {protected} are"
-        )
+        counted = f"{tree.evictable} pages count as evictable and {tree.protected} as protected"
+        raise IntegrityError(f"{counted}, {evictable} and {protected} are")
     return device, host
 
 

@@ -1,10 +1,10 @@
 """Who is there, who must fence, and whose memory is gone (design: Fence, Segments)."""
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections import deque
 
 from services.scheduler.core.events import PeerKey
 from services.scheduler.core.operations import Control
+from services.scheduler.core.peer import Listener, StoragePeer, WorkerPeer
 from services.scheduler.core.settings import INVENTORY_CHUNK
 from services.scheduler.core.state import State
 from shared.messages.common import Fence, HelloWanted, OperationFailed, Refused, Welcome
@@ -22,70 +22,8 @@ from shared.packed import pack, unpack
 from shared.page_hash import split_digests
 
 FENCE_TIMEOUT_S = 20.0  # a copy of a whole pool takes less; a writer that is silent for longer is stopped or stuck
+MAX_FORGOTTEN = 1024  # storages whose return is still noticed: a word each
 SEGMENT_RETRY_S = 5.0  # until a refused OpenSegment is asked again
-
-
-class Listener(Protocol):
-    """What the core does when the topology changes."""
-
-    def group_ready(self, hellos: list[WorkerHello]) -> None:
-        """All ranks are there and have fenced."""
-
-    def group_withdrawn(self) -> None:
-        """A rank is missing."""
-
-    def worker_replaced(self, old: PeerKey) -> None:
-        """A rank has a new process: the device pool of the old one is gone."""
-
-    def storage_replaced(self, old: PeerKey) -> None:
-        """A storage has a new process: the segment of the old one is gone."""
-
-    def storage_lost(self, key: PeerKey) -> None:
-        """A storage is silent, or must fence before it is used again."""
-
-    def pool_ready(
-        self, storage: PeerKey, hello: StorageHello, segment: SegmentInfo, named: list[tuple[int, bytes]]
-    ) -> None:
-        """A storage's segment is ours and every rank maps it; `named` pages have a digest since before our time."""
-
-    def fenced(self, peer: PeerKey, op_id: int) -> None:
-        """The process touches no page for operations before `op_id`."""
-
-
-@dataclass(eq=False)
-class WorkerPeer:
-    """One rank's process."""
-
-    key: PeerKey
-    hello: WorkerHello
-    up: bool = True
-    fenced: bool = False
-    mapping: set[int] = field(default_factory=set)  # segment epochs whose MapSegment is sent
-    mapped: set[int] = field(default_factory=set)  # segment epochs
-
-
-@dataclass(eq=False)
-class StoragePeer:
-    """One storage process."""
-
-    key: PeerKey
-    hello: StorageHello
-    up: bool = True
-    fenced: bool = False
-    holders: set[tuple[PeerKey, int]] = field(default_factory=set)  # who maps which of its segments
-    fenced_holders: set[PeerKey] = field(default_factory=set)  # those that have fenced to us
-    dropping: set[tuple[PeerKey, int]] = field(default_factory=set)  # whose DropSegment is sent
-    segment: SegmentInfo | None = None  # open, and of our geometry
-    released: bool = False  # every page of it is ours to give, or is in `named`
-    named: list[tuple[int, bytes]] = field(default_factory=list)  # pages of an earlier scheduler, with their digests
-    listed_to: int = 0  # pages before this one have been asked for
-    opening: bool = False
-    retry_at: float = float("inf")  # a silent writer's or a refused segment's deadline
-
-    @property
-    def writers(self) -> set[PeerKey]:
-        """Holders that may still write for an earlier scheduler."""
-        return {key for key, _ in self.holders} - self.fenced_holders
 
 
 class Peers:
@@ -96,6 +34,7 @@ class Peers:
         self._listener = listener
         self.workers: dict[int, WorkerPeer] = {}  # by rank
         self.storages: dict[str, StoragePeer] = {}  # by identity
+        self._forgotten: deque[PeerKey] = deque(maxlen=MAX_FORGOTTEN)  # storages
         self._fences: dict[PeerKey, Control] = {}  # on their way
 
     # --- arrivals -----------------------------------------------------------------------------------------------
@@ -148,6 +87,8 @@ class Peers:
                 self._listener.storage_replaced(known.key)
             fenced = {worker.key for worker in self.workers.values() if worker.fenced}
             known = self.storages[key.identity] = StoragePeer(key, hello, holders=holders, fenced_holders=fenced)
+            known.tainted = key in self._forgotten
+            self._state.counters["forgotten_storage_back"] += known.tainted
             if known.writers and hello.segment is not None:  # they may yet fence
                 known.retry_at = self._state.now + FENCE_TIMEOUT_S
         self._state.send(key, Welcome(self._state.settings.identity))
@@ -201,6 +142,7 @@ class Peers:
         for storage in self.storages.values():
             if storage.key == key:
                 storage.up = storage.fenced = False
+                storage.lost_at = self._state.now
                 self._listener.storage_lost(key)
 
     def unmapped(self, key: PeerKey, segment_epoch: int) -> None:
@@ -253,17 +195,15 @@ class Peers:
         """The one that the storage offers, once its writers have fenced; else ask for a new one."""
         offered = storage.hello.segment
         hello = group[0].hello
-        if offered is not None and (offered.model_fingerprint, offered.geometry) != (
-            hello.model_fingerprint,
-            hello.geometry,
-        ):
+        ours = (hello.model_fingerprint, hello.geometry)
+        if offered is not None and (storage.tainted or (offered.model_fingerprint, offered.geometry) != ours):
             offered = None
         if offered is not None and not storage.writers:
             return offered
         waits = self._state.now < storage.retry_at < float("inf")
         self._drop_old(storage, group, offered.epoch if offered is not None and waits else 0)
         if not waits and not storage.opening:
-            self._open(storage, group[0].hello, fresh=bool(storage.writers))
+            self._open(storage, group[0].hello, fresh=storage.tainted or bool(storage.writers))
         return None
 
     def _open(self, storage: StoragePeer, hello: WorkerHello, *, fresh: bool) -> None:
@@ -369,12 +309,29 @@ class Peers:
         self._listener.group_withdrawn()
 
     def expire(self) -> None:
-        """Ask again where a segment was refused, or where a writer never fenced."""
-        for storage in self.storages.values():
-            if storage.retry_at <= self._state.now:
+        """Ask again where a segment was refused, or where a writer never fenced; forget who doesn't come back."""
+        for storage in list(self.storages.values()):
+            if self._forget_at(storage) <= self._state.now:
+                self._forget(storage)
+            elif storage.retry_at <= self._state.now:
                 storage.retry_at = float("inf")
                 self.advance()
 
     def next_deadline(self) -> float:
         """The earliest of those."""
-        return min((storage.retry_at for storage in self.storages.values()), default=float("inf"))
+        return min((min(each.retry_at, self._forget_at(each)) for each in self.storages.values()), default=float("inf"))
+
+    def _forget_at(self, storage: StoragePeer) -> float:
+        return float("inf") if storage.up else storage.lost_at + self._state.settings.forget_storage_s
+
+    def _forget(self, storage: StoragePeer) -> None:
+        """Its pool and spans go. Should it come back, it gets a fresh segment: who writes into this one isn't known."""
+        self._state.counters["storages_forgotten"] += 1
+        del self.storages[storage.key.identity]
+        self._forgotten.append(storage.key)
+        self._fences.pop(storage.key, None)
+        self._listener.storage_replaced(storage.key)
+        for worker in self.workers.values():
+            for holder in sorted(storage.holders):
+                if holder[0] == worker.key and worker.up and holder not in storage.dropping:
+                    self._drop(storage, worker, holder)

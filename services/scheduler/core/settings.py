@@ -42,6 +42,7 @@ class CoreSettings(NamedTuple):
     token_budget: int = 512  # tokens computed in a step
     request_timeout_s: float = 600.0
     tp_size: int = 1  # worker ranks
+    forget_storage_s: float = 600.0  # silence after which a storage is forgotten: a host restarts within 5 minutes
     events: bool = False  # collect KV events: `Core.events`
     explain: bool = True  # remember why pages left each tier, and explain each request's misses
     identity: str = "scheduler"  # whose lease the storages hold
