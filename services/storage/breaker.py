@@ -183,6 +183,9 @@ class BreakerPages(ModelPages):
     async def remove(self, digests: Sequence[bytes]) -> int:
         return await self._breaker.guard(self._pages().remove(digests), 0)
 
+    def take_dropped(self) -> list[bytes]:
+        return self._inner.take_dropped()
+
     def _pages(self) -> ModelPages:
         if self._breaker.attached:
             return self._inner

@@ -1,13 +1,15 @@
 """Which page files there are, how much they take, and which was used longest ago. In memory, safe for threads."""
 
 import threading
-from collections import OrderedDict, defaultdict
+import weakref
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 SUFFIX = ".page"
 MODEL_DIGITS = 16  # hexadecimal digits of the model fingerprint that name its folder; the header has all of it
+MAX_DROPPED = 65536  # digests kept for one listener: 2 MiB, more than a store loses in the second between two looks
 SHARD_DIGITS = 2  # 256 folders a model: a million files are 4,000 in each
 
 
@@ -46,6 +48,22 @@ class Entry(NamedTuple):
     good: bool  # False: it failed its check and could not be moved away
 
 
+class DropLog:
+    """Digests of one model's pages that the store has lost, oldest first, until somebody takes them."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self._digests: deque[bytes] = deque(maxlen=MAX_DROPPED)
+
+    def add(self, digest: bytes) -> None:
+        """Note a loss."""
+        self._digests.append(digest)
+
+    def take(self) -> list[bytes]:
+        """What was noted since the last call."""
+        return [self._digests.popleft() for _ in range(len(self._digests))]
+
+
 class DiskIndex:
     """The files of every model, in LRU order."""
 
@@ -55,6 +73,7 @@ class DiskIndex:
         self._shards: defaultdict[Shard, set[PageKey]] = defaultdict(set)
         self._bytes = 0
         self._round = 0
+        self._logs: weakref.WeakSet[DropLog] = weakref.WeakSet()
 
     @property
     def bytes(self) -> int:
@@ -92,6 +111,13 @@ class DiskIndex:
         """A file is gone."""
         with self._lock:
             self._drop(key)
+
+    def watch(self, model: str) -> DropLog:
+        """Hear from now on which pages of a model go, for as long as the log is held."""
+        log = DropLog(model)
+        with self._lock:
+            self._logs.add(log)
+        return log
 
     def oldest(self) -> PageKey | None:
         """The file that was used longest ago."""
@@ -134,13 +160,20 @@ class DiskIndex:
                     self._add(key, size)
 
     def _add(self, key: PageKey, size: int) -> None:
-        self._drop(key)
+        self._forget(key)
         self._entries[key] = Entry(size, self._round, good=True)
         self._shards[key.shard].add(key)
         self._bytes += size
 
     def _drop(self, key: PageKey) -> None:
+        if self._forget(key):
+            for log in self._logs:
+                if log.model == key.model:
+                    log.add(key.digest)
+
+    def _forget(self, key: PageKey) -> bool:
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._shards[key.shard].discard(key)
             self._bytes -= entry.size
+        return entry is not None

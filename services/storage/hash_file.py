@@ -112,6 +112,7 @@ class HashFilePages(ModelPages):
         self._model = model_name(layout.model_fingerprint)
         self._process = new_epoch()
         self._serial = itertools.count()
+        self._dropped = store.index.watch(self._model)
 
     async def batch_exists(self, digests: Sequence[bytes]) -> int:
         check_batch(digests)
@@ -145,6 +146,9 @@ class HashFilePages(ModelPages):
         check_batch(digests)
         keys = [key for key in map(self._key, digests) if self._store.index.use(key)]
         return sum(await self._all(self._store.writers, [partial(self._store.room.remove, key) for key in keys]))
+
+    def take_dropped(self) -> list[bytes]:
+        return self._dropped.take()
 
     def _key(self, digest: bytes) -> PageKey:
         return PageKey(self._model, digest)

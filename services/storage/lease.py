@@ -28,6 +28,7 @@ from shared.messages.storage import (
     FindPages,
     ListPages,
     OpenSegment,
+    PagesDropped,
     PeerExited,
     PrefetchPages,
     ReleasePages,
@@ -39,6 +40,7 @@ from shared.messages.storage import (
 from shared.segments import OwnedSegment
 
 CREDITS = 64  # operations in flight: 64 batches keep every I/O thread busy, and bound what queues here
+DROPPED_BATCH = 4096  # digests in one PagesDropped: 128 KiB on the wire
 
 Naming = CommitPages | ReleasePages | ListPages | AdoptPages
 Command = Fence | OpenSegment | Naming | FindPages | PrefetchPages | ArchivePages
@@ -210,9 +212,12 @@ class Lease:
         return await find(self._model, message.op_id, message.digests)
 
     def watch(self) -> None:
-        """Tell which processes map the pool no more."""
+        """Tell which processes map the pool no more, and which pages L3 has lost."""
         self.pool.scan()
         if self.leader is not None and self.leader.link.up:
+            dropped = self._model.take_dropped() if self._model is not None else []
+            for start in range(0, len(dropped), DROPPED_BATCH):
+                self._send(PagesDropped(b"".join(dropped[start : start + DROPPED_BATCH])))
             for holder in list(self.pool.exited):
                 if self._send(PeerExited(holder.identity, holder.epoch, holder.segment_epoch)):
                     self.pool.exited.remove(holder)

@@ -99,6 +99,15 @@ def test_tier_10_a_page_that_the_quota_takes_is_told_once() -> None:
     assert core.told() == []
 
 
+def test_tier_10_a_message_that_names_a_dropped_page_twice_tells_it_once() -> None:
+    core = Listener(prefetch=False)
+    core.compute([*A, 9])
+    core.told()
+    page = list(chain(b"", pack(A), 2))[3]
+    core.answer(core.storage, PagesDropped(2 * page))
+    assert core.told() == [("Removed", "EXTERNAL", 1)]
+
+
 def test_event_01_nothing_is_collected_unless_somebody_listens() -> None:
     core = Harness()
     core.compute([*A, 9])

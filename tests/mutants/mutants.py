@@ -209,8 +209,8 @@ MUTANTS = [
     _one(
         "pages that L3 dropped stay published",
         f"{CORE}/publish.py",
-        "            self.list.append(BlockRemoved([digest], self._in_l3.pop(digest)))\n",
-        "            self._in_l3.pop(digest)\n",
+        "                self.list.append(BlockRemoved([digest], medium))\n",
+        "                pass\n",
     ),
     # --- bugs of the past
     _one(

@@ -49,7 +49,7 @@ def _check_pool(name: str, pool: PagePool, claims: list[Claim]) -> None:
     """Each of the pool's ids is claimed once."""
     held = np.concatenate([pages for _, pages in claims])
     first = pool.end - pool.total
-    if len(held) == pool.total and np.bincount(held, minlength=pool.end)[first:].all():
+    if len(held) == pool.total and np.count_nonzero(np.bincount(held, minlength=pool.end)[first:]) == pool.total:
         return
     owner: dict[int, object] = {}
     for who, pages in claims:
@@ -65,32 +65,31 @@ def _check_host_pool(core: "Core", pool: HostPool, claims: list[Claim], operatio
     """Its ids, and its counts: cached, releasing, prefetching, pins."""
     name = f"host {pool.storage_id}"
     cached = sum([len(pages) for _, pages in claims])
-    queued = core.host.queued_pages(pool)
+    queued = core.host.queued(pool)
     claims.append(("the free list", pool.free_pages()))
-    claims.append(("the release queue", queued))
+    if queued:
+        claims.append(("the release queue", core.host.queued_pages(pool)))
     if pool.orphans:
         claims.append(("the orphans", pool.orphaned))
     if core.host.doomed.get(pool):
         claims.append(("the doomed", core.host.doomed_pages(pool)))
-    releasing, prefetching, pinned = len(queued), 0, []
+    releasing, prefetching, pinned = queued, 0, []
     for operation in operations:
         held = operation.held_host_pages
         if len(held):
             claims.append((operation, held))
             releasing += len(held) if isinstance(operation, Release) else 0
             prefetching += len(held) if isinstance(operation, Prefetch) else 0
-        if len(operation.pinned_host_pages):
-            pinned.append(operation.pinned_host_pages)
+        elif len(pins := operation.pinned_host_pages):
+            pinned.append(pins)
     for request in core.requests.all.values():
         if request.reserved is not None and request.reserved.pool is pool:
             prefetching += request.reserved.pages
     _check_pool(name, pool, claims)
-    counted = {"cached": (pool.cached, cached), "releasing": (pool.releasing, releasing)}
-    counted["prefetching"] = (pool.prefetching, prefetching)
-    for what, (counts, are) in counted.items():
-        if counts != are:
-            raise IntegrityError(f"{counts} pages of {name} count as {what}, {are} are")
-    if pinned or pool.pins.any():
+    counts, are = (pool.cached, pool.releasing, pool.prefetching), (cached, releasing, prefetching)
+    if counts != are:
+        raise IntegrityError(f"{counts} pages of {name} count as cached, releasing and prefetching, {are} are")
+    if pinned or np.count_nonzero(pool.pins):
         pins = np.bincount(np.concatenate(pinned), minlength=pool.end) if pinned else np.zeros_like(pool.pins)
         if (pins != pool.pins).any():
             page = int(np.argmax(pins != pool.pins))
@@ -139,15 +138,18 @@ def _walk(tree: RadixTree, locks: dict[Node, int]) -> tuple[list[Claim], dict[Ho
                 protected += pages
             else:
                 evictable += pages
-                if not valued and not sees_device(node):
+                if not valued and node.device_entry is None and not sees_device(node):
                     raise IntegrityError(f"{_name(node)} is a device leaf that eviction can't see")
         elif valued and not node.is_root:
             raise IntegrityError(f"a child of a {_name(node)} is on the device, its parent isn't")
         if span is not None:
-            host.setdefault(span.pool, []).append((node, span.pages))
+            if span.pool not in host:
+                host[span.pool] = []
+            host[span.pool].append((node, span.pages))
             if len(span.pages) != pages:
                 raise IntegrityError(f"{_name(node)} covers {pages} pages and holds {len(span.pages)} host pages")
-            if not backed and (value is not None or not lock_ref) and not span.pool.leaves.sees(node):
+            hidden = not backed and node.host_entry is None and (value is not None or not lock_ref)
+            if hidden and not span.pool.leaves.sees(node):
                 raise IntegrityError(f"{_name(node)} is a host leaf that eviction can't see")
         elif value is None and not node.is_root:
             raise IntegrityError(f"{_name(node)} has pages nowhere")

@@ -35,9 +35,10 @@ class CacheEvents:
 
     def dropped(self, digests: list[bytes]) -> None:
         """L3 has lost pages."""
-        known = [digest for digest in digests if digest in self._in_l3]
-        for digest in known:
-            self.list.append(BlockRemoved([digest], self._in_l3.pop(digest)))
+        for digest in digests:
+            medium = self._in_l3.pop(digest, None)  # a message may name a page twice, and pages that others stored
+            if medium is not None:
+                self.list.append(BlockRemoved([digest], medium))
 
 
 def parent_digest(node: Node) -> bytes:
