@@ -80,8 +80,8 @@ def _check_host_pool(core: "Core", pool: HostPool, claims: list[Claim], operatio
             claims.append((operation, held))
             releasing += len(held) if isinstance(operation, Release) else 0
             prefetching += len(held) if isinstance(operation, Prefetch) else 0
-        elif len(pins := operation.pinned_host_pages):
-            pinned.append(pins)
+        elif len(read := operation.pinned_host_pages):
+            pinned.append(read)
     for request in core.requests.all.values():
         if request.reserved is not None and request.reserved.pool is pool:
             prefetching += request.reserved.pages
