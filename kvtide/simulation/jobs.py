@@ -47,8 +47,7 @@ def step_job(worker: "SimWorker", epoch: int, message: RunStep, loads: list[Job]
         job.ok = True
         return StepDone(message.op_id, worker.rank, sampled, 0.0)
 
-    first, second = rng.uniform(0.0, world.plan.step_s), rng.uniform(0.0, world.plan.step_s)
-    job = Job(message.op_id, epoch, list(loads), [(0.0, begin), (first, compute), (second, _nothing)], answer)
+    job = Job(message.op_id, epoch, list(loads), [(0.0, begin), (rng.uniform(0.0, world.plan.step_s), compute)], answer)
     job.pages = {page for item in message.items for page in device.touched(item)}
     return job
 

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 from services.scheduler.core.settings import CoreSettings
 
@@ -27,6 +27,7 @@ FaultKind = Literal[
     "corrupt_host",
     "refuse_segment",
 ]
+EVICTIONS: tuple[Any, ...] = get_args(get_type_hints(CoreSettings)["eviction"])
 FAULT_KINDS: tuple[FaultKind, ...] = FaultKind.__args__  # type: ignore[attr-defined]
 
 
@@ -96,7 +97,7 @@ def make_plan(seed: int) -> Plan:
     settings = CoreSettings(
         page_size=page_size,
         write_policy=rng.choice(POLICIES),
-        eviction=rng.choice(["lru", "priority"]),
+        eviction=rng.choice(EVICTIONS),
         load_back_threshold=rng.choice([0, 1, 3, 6]),
         prefetch=rng.random() < 0.9,
         prefetch_threshold=rng.choice([0, 1, 2, 4]),
@@ -108,7 +109,8 @@ def make_plan(seed: int) -> Plan:
         request_timeout_s=600.0,
         tp_size=rng.choice([1, 1, 1, 1, 2]),
         adoption=rng.random() < 0.9,
-        events=rng.random() < 0.3,
+        events=rng.random() < 0.2,
+        explain=rng.random() < 0.3,
         forget_storage_s=rng.choice([600.0, 20.0]),
     )
     plan = Plan(

@@ -1,6 +1,6 @@
 """What a few thousand seeds must reach: a simulation that never loads a bad page proves nothing about bad pages."""
 
-from kvtide.simulation.plan import FAULT_KINDS
+from kvtide.simulation.plan import EVICTIONS, FAULT_KINDS
 from services.scheduler.core.request import RequestState
 
 OF_THE_NETWORK = (
@@ -26,6 +26,6 @@ OF_TIERS = (
 )  # fmt: skip
 OF_SHAPES = (
     "policy write_through", "policy write_through_selective", "policy write_back", "ranks 1", "ranks 2",
-    "storages 0", "storages 1", "storages 2", "storages 3",
+    *(f"eviction {name}" for name in EVICTIONS), "storages 0", "storages 1", "storages 2", "storages 3",
 )  # fmt: skip
 REQUIRED = (*FAULT_KINDS, *OF_SHAPES, *OF_THE_NETWORK, *OF_REQUESTS, *OF_TIERS)

@@ -125,6 +125,7 @@ class World:
     def run(self) -> None:
         """Traffic and faults, then peace until everything has ended."""
         self.seen[f"policy {self.plan.settings.write_policy}"] += 1
+        self.seen[f"eviction {self.plan.settings.eviction}"] += 1
         self.seen[f"ranks {self.ranks}"] += 1
         self.seen["replica"] += self.plan.replica
         self.seen[f"storages {len(self.plan.backends)}"] += 1
