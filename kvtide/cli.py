@@ -56,6 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     _add(commands, "status", _status, "ask a running stack how it is", json=True)
     events = _add(commands, "events", _events, "show which prefix lies in which tier, live, from KV events", json=True)
     events.add_argument("--once", action="store_true", help="show what a replay brings and end")
+    why = _add(commands, "why", _why, "say which tier had an answer's prompt, or why none had it", json=True)
+    why.add_argument("request_id", metavar="REQUEST_ID", help="id of an answer, such as chatcmpl-...")
+    why.add_argument("--url", default="", help="of the gateway, when it isn't this configuration's own process")
     _add(commands, "doctor", _doctor, "say whether the stack can run on this machine, and what to do", json=True)
     simulation.add_parser(commands)
     replay.add_parser(commands)
@@ -125,6 +128,19 @@ async def _events(options: argparse.Namespace, config: Config) -> int:
     from kvtide.events.command import show_events
 
     return await show_events(config, options.json, options.once)
+
+
+async def _why(options: argparse.Namespace, config: Config) -> int:
+    from rich.console import Console
+
+    from kvtide.why import fetch_why, print_why
+
+    answer = await fetch_why(config, options.request_id, options.url)
+    if options.json:
+        print(json.dumps(answer))
+    else:
+        print_why(answer, Console())
+    return 0
 
 
 async def _doctor(options: argparse.Namespace, config: Config) -> int:

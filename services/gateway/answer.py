@@ -9,6 +9,7 @@ from services.gateway.model import Model
 from services.gateway.records import Hits, Record
 from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.session import Session, Ticket
+from services.gateway.why import explain
 from shared.messages.gateway import Usage
 
 
@@ -28,6 +29,7 @@ class Answer:
         self._record = record
         self._job = session.job
         self.choices = [Choice(self._job, model.vocabulary) for _ in session.tickets]
+        self._explanation: list[dict[str, Any]] | None = None
         self._usages: dict[int, Usage | None] = {}  # by choice
 
     @property
@@ -48,13 +50,16 @@ class Answer:
                 return Growth(ticket.choice, piece)
 
     async def settle(self) -> None:
-        """Wait a moment for the usage of choices that a stop string has ended, then fill the record."""
+        """Wait a moment for the usage of choices that a stop string has ended, and for an explanation if one is wanted;
+        then fill the record."""
         while len(self._usages) < len(self.choices):
             got = await self._session.next(USAGE_WAIT_S)
             if got is None:
                 break
             if isinstance(got[1], Finished):
                 self._usages[got[0].choice] = got[1].usage
+        if self._job.explain:
+            self._explanation = await explain(self._client, self._session.tickets)
         self.note()
 
     def note(self) -> None:
@@ -73,12 +78,13 @@ class Answer:
             )
 
     def extras(self) -> dict[str, Any]:
-        """What OpenAI's usage has no name for: the longest wait in the queue, and how often a choice was retracted."""
+        """What OpenAI's usage has no name for: the longest wait in the queue, retractions, the explanation."""
         known = [usage for usage in self._usages.values() if usage is not None]
-        return {
+        extras: dict[str, Any] = {
             "queue_s": max((usage.queue_s for usage in known), default=None),
             "retracted": sum(usage.retracted for usage in known),
         }
+        return extras | {"explanation": self._explanation} if self._job.explain else extras
 
     def _take(self, ticket: Ticket, event: Event) -> Piece | None:
         choice = self.choices[ticket.choice]

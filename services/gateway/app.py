@@ -24,6 +24,7 @@ from services.gateway.probes import Probes
 from services.gateway.records import Records
 from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.token_routes import JsonRoute, TokenRoutes
+from services.gateway.why import Why
 
 OPEN_PATHS = frozenset(("/health", "/metrics"))  # for probes, which have no key; so is the dashboard's page, empty yet
 
@@ -45,6 +46,7 @@ def build_app(
         Route("/v1/chat/completions", Generate(chat, model, client, records), methods=["POST"]),
         Route("/tokenize", JsonRoute(tokens.tokenize), methods=["POST"]),
         Route("/detokenize", JsonRoute(tokens.detokenize), methods=["POST"]),
+        Route("/kvtide/why/{id}", Why(client).page),
         Route("/openapi.json", OpenApi(model, bool(keys)).page),
     ]
     page = dashboard_routes()

@@ -82,8 +82,10 @@ class Generate:
                 opened.add(growth.choice)
                 await stream.events(chunks)
             await answer.settle()
-            if job.include_usage:
-                await stream.events([head | {"choices": [], "usage": usage_body(record)}])
+            last = {"usage": usage_body(record)} if job.include_usage else {}
+            last |= {"kvtide": answer.extras()} if job.explain else {}
+            if last:
+                await stream.events([head | {"choices": []} | last])
             record.status = 200
             await stream.end(complete=True)
         except ApiError as error:

@@ -46,6 +46,7 @@ class Job:
     stream: bool
     include_usage: bool
     return_token_ids: bool
+    explain: bool
 
     @property
     def choices(self) -> int:
@@ -106,6 +107,7 @@ def make_job(
         stream=request.stream,
         include_usage=request.stream_options is not None and request.stream_options.include_usage,
         return_token_ids=request.return_token_ids,
+        explain=request.kvtide_explain,
     )
 
 

@@ -16,6 +16,7 @@ MAX_SCHEMA_BYTES = 32 * 1024  # all JSON schemas of a request: compiled in about
 MAX_SCHEMA_DEPTH = 64  # brackets within brackets: half of what the compiler takes
 MAX_GRAMMARS = 64  # grammars known to be good; each is at most MAX_SCHEMA_BYTES and a little
 MAX_SALT_CHARS = 256  # a cache salt is hashed into every page of its tenant: a name, not a document
+MAX_ID_CHARS = 64  # of a request id that is asked about: an answer's have about 33
 DEFAULT_MAX_TOKENS = 16  # completions without max_tokens: OpenAI's default
 
 # What may be open at once.

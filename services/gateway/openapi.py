@@ -24,7 +24,7 @@ BODIES = (*GENERATE, TokenizeRequest, DetokenizeRequest)
 ERRORS = {
     "400": "The request can't be served as it is; `param` names what to change.",
     "401": "No API key or a wrong one.",
-    "404": "There is no such model.",
+    "404": "There is no such model, or no such request is known.",
     "408": "The body took too long to arrive.",
     "413": "The body is too large.",
     "422": "The model's chat template refuses the messages.",
@@ -70,6 +70,9 @@ def document(model: Model, keys: bool) -> Schema:
         "/detokenize": _post("The text of tokens.", "DetokenizeRequest", "Detokenized", (*READING, *auth)),
         "/v1/models": _get("The served model, in a list.", "ModelList", auth),
         "/v1/models/{model}": _get("The served model.", "ModelCard", ("404", *auth), parameter="model"),
+        "/kvtide/why/{id}": _get(
+            "Where the prompt of one of the last answers came from.", "WhyAnswer", ("404", "503", *auth), parameter="id"
+        ),
         "/status": _get("The scheduler's status.", "Status", ("503", *auth)),
         "/openapi.json": _get("This page.", "Status", auth),
         "/health": _get("Is every part ready?", "Health", ()),

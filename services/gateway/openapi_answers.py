@@ -41,13 +41,17 @@ def _answer(kind: str, choice: str) -> Schema:
         model=TEXT,
         choices=_list(_ref(choice)),
         usage=_ref("Usage"),
-        kvtide=_object(queue_s=_nullable(NUMBER), retracted=COUNT),
+        kvtide=_ref("Extras"),
     )
 
 
 def _chunk(kind: str, choice: Schema) -> Schema:
     return _object(
-        {"usage": _nullable(_ref("Usage")), "prompt_token_ids": _list({"anyOf": [COUNT, TOKENS]})},
+        {
+            "usage": _nullable(_ref("Usage")),
+            "kvtide": _ref("Extras"),
+            "prompt_token_ids": _list({"anyOf": [COUNT, TOKENS]}),
+        },
         id=TEXT,
         object={"const": kind},
         created=COUNT,
@@ -93,6 +97,29 @@ SCHEMAS: Schema = {
         completion_tokens=COUNT,
         total_tokens=COUNT,
     ),
+    "Extras": _object(
+        {"explanation": _nullable(_list(_ref("Explanation")))}, queue_s=_nullable(NUMBER), retracted=COUNT
+    ),
+    "Explanation": _object(
+        choice=COUNT,
+        prompt_tokens=COUNT,
+        page_size=COUNT,
+        recomputed_tokens=_object(device=COUNT, host=COUNT, storage=COUNT, any=COUNT),
+        segments=_list(_ref("Segment")),
+    ),
+    "Segment": _object(
+        from_token=COUNT,
+        to_token=COUNT,
+        tier={"enum": ["device", "host", "storage", "computed", "mixed"]},
+        missed={
+            "type": "object",
+            "propertyNames": {"enum": ["device", "host", "storage", "all"]},
+            "additionalProperties": _object(
+                {"cause": TEXT, "request_id": TEXT, "seconds_ago": NUMBER}, reason=TEXT, text=TEXT
+            ),
+        },
+    ),
+    "WhyAnswer": _object(id=TEXT, choices=_list(_ref("Explanation"))),
     "CompletionChoice": _object(
         RAW,
         index=COUNT,

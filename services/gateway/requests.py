@@ -52,6 +52,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0  # larger is more urgent
     cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] = ""  # requests share pages only within a salt
     return_token_ids: bool = False
+    kvtide_explain: bool = False  # say for each token of the prompt which tier had it, or why none
 
 
 class CompletionRequest(GenerateRequest, kw_only=True):

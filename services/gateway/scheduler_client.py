@@ -5,6 +5,7 @@ streamed ends with an error that says so.
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections import deque
@@ -27,7 +28,17 @@ from shared.errors import ProtocolError
 from shared.link import SchedulerLink
 from shared.messages import ToGateway
 from shared.messages.common import Message
-from shared.messages.gateway import Abort, EmitTokens, Finish, GatewayHello, Reject, Status, StatusWanted
+from shared.messages.gateway import (
+    Abort,
+    EmitTokens,
+    Finish,
+    GatewayHello,
+    Reject,
+    Status,
+    StatusWanted,
+    Why,
+    WhyWanted,
+)
 
 log = logging.getLogger("kvtide.gateway")
 
@@ -47,6 +58,8 @@ class SchedulerClient:
         self._epoch = 0
         self._wake = asyncio.Event()
         self._asking: list[asyncio.Future[bytes]] = []
+        self._questions: dict[int, asyncio.Future[bytes]] = {}  # WhyWanted without an answer, by number
+        self._asked = 0
 
     async def run(self) -> None:
         """Serve until cancelled. Raises ProtocolError when the scheduler refuses this gateway for good."""
@@ -97,6 +110,23 @@ class SchedulerClient:
         finally:
             self._asking.remove(answer)
 
+    async def why(self, request_ids: list[str]) -> list[dict[str, Any]] | None:
+        """What the scheduler knows of these requests; None when it doesn't answer in time."""
+        if not self.link.up:
+            return None
+        self._asked += 1
+        question, answer = self._asked, asyncio.get_running_loop().create_future()
+        self._questions[question] = answer
+        self.link.send(WhyWanted(question, request_ids))
+        try:
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
+                found: list[dict[str, Any]] = json.loads(await answer)
+                return found
+        except TimeoutError:
+            return None
+        finally:
+            del self._questions[question]
+
     # What the link asks and tells.
 
     def hello(self) -> Message:
@@ -143,6 +173,9 @@ class SchedulerClient:
                 if ticket := self._tickets.get(message.request_id):
                     ticket.placed = False
                     self._fail(ticket, rejected(message.code, message.message, message.retry))
+            case Why(question, body):
+                if (asked := self._questions.get(question)) is not None and not asked.done():
+                    asked.set_result(body)
             case Status():
                 for answer in self._asking:
                     if not answer.done():

@@ -11,6 +11,16 @@ from services.gateway.limits import MAX_PENDING_EVENTS, REQUEST_MARGIN_S
 from shared.messages.gateway import Submit
 
 
+def request_id(answer: str, choice: int, attempt: int) -> str:
+    """What the scheduler calls an attempt at a choice of an answer."""
+    return f"{answer}-{choice}-{attempt}"
+
+
+def answer_id(request: str) -> str:
+    """The id of the answer that a scheduler's request belongs to."""
+    return request.rsplit("-", 2)[0]
+
+
 @dataclass(eq=False)
 class Ticket:
     """One choice as the scheduler has it. A resubmission is a new attempt under a new request id."""
@@ -26,7 +36,7 @@ class Ticket:
     @property
     def request_id(self) -> str:
         """Unique in the gateway's life."""
-        return f"{self.session.job.id}-{self.choice}-{self.attempt}"
+        return request_id(self.session.job.id, self.choice, self.attempt)
 
     def message(self) -> Submit:
         """Submit for this attempt, with the time that is left."""

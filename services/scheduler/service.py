@@ -20,7 +20,7 @@ from shared.errors import ProtocolError
 from shared.link import BUSY_INTERVAL_S, IDLE_INTERVAL_S, MISSED_BEATS, new_epoch
 from shared.messages import ToScheduler
 from shared.messages.common import Heartbeat, HelloWanted, Message, Refused
-from shared.messages.gateway import Finish, GatewayHello, Reject, Status, StatusWanted, Usage
+from shared.messages.gateway import Finish, GatewayHello, Reject, Status, StatusWanted, Usage, Why, WhyWanted
 from shared.messages.storage import StorageHello
 from shared.messages.worker import WorkerHello
 from shared.transport import Counters, Decoder, Router, decode_envelope, encode
@@ -126,6 +126,9 @@ class SchedulerService:
             record.interval_s, record.stats = message.interval_s, message.stats
         elif isinstance(message, StatusWanted):
             self._send(peer, Status(json.dumps(self.status()).encode()))
+        elif isinstance(message, WhyWanted):
+            found = self._core.why.of(message.request_ids)
+            self._send(peer, Why(message.question, json.dumps(found).encode()))
         else:
             self._feed(Received(peer, message))
 

@@ -40,6 +40,7 @@ ToGateway = (
     | gateway.Finish
     | gateway.Reject
     | gateway.Status
+    | gateway.Why
 )
 FromWorker = (
     worker.WorkerHello
@@ -73,7 +74,9 @@ FromStorage = (
     | storage.PrefetchDone
     | storage.ArchiveDone
 )
-FromGateway = gateway.GatewayHello | common.Heartbeat | gateway.Submit | gateway.Abort | gateway.StatusWanted
+FromGateway = (
+    gateway.GatewayHello | common.Heartbeat | gateway.Submit | gateway.Abort | gateway.StatusWanted | gateway.WhyWanted
+)
 ToScheduler = FromWorker | FromStorage | FromGateway
 ToPageServer = (
     pages.Join

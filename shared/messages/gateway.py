@@ -90,6 +90,20 @@ class Reject(Message, tag=True):
     retry: bool  # the same request may succeed later
 
 
+class WhyWanted(Message, tag=True):
+    """Gateway -> scheduler: where did the prompt tokens of these requests come from?"""
+
+    question: int  # repeated in the answer
+    request_ids: list[str]  # of Submits
+
+
+class Why(Message, tag=True):
+    """Scheduler -> gateway: the explanations that are still known."""
+
+    question: int  # of the WhyWanted
+    body: bytes  # JSON list, one object for each known request: docs/api.md
+
+
 class StatusWanted(Message, tag=True):
     """Gateway, command line -> scheduler."""
 

@@ -28,6 +28,8 @@ from shared.messages.gateway import (
     StatusWanted,
     Submit,
     Usage,
+    Why,
+    WhyWanted,
 )
 from shared.packed import pack, unpack
 from shared.transport import Decoder, Router, decode_envelope, encode
@@ -98,6 +100,7 @@ class FakeScheduler:
         self.pace_s = 0.0  # between two tokens of an answer
         self.finish_aborted = False  # answers Abort with Finish
         self.status: bytes | None = msgspec.json.encode({"ready": True, "peers": [], "counters": {}})
+        self.explanations: dict[str, dict] = {}  # by request id
         self._router = Router(endpoint)
         self._decode = Decoder(FromGateway)
         self._peers: dict[str, int] = {}
@@ -158,6 +161,9 @@ class FakeScheduler:
             submit = next(s for s in self.submits if s.request_id == message.request_id)
             if self.finish_aborted:
                 self.finish(submit, 0, "abort", (4, 2, 1))
+        elif isinstance(message, WhyWanted):
+            known = [self.explanations[each] for each in message.request_ids if each in self.explanations]
+            self.send(Why(message.question, msgspec.json.encode(known)))
         elif isinstance(message, StatusWanted) and self.status is not None:
             self.send(Status(self.status))
 

@@ -44,6 +44,7 @@ def job(stream: bool, **changes: Any) -> Job:
         "stream": stream,
         "include_usage": False,
         "return_token_ids": True,
+        "explain": False,
     }
     return Job(**{**plain, **changes})
 
