@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import importlib
 import json
 import signal
 import sys
@@ -17,6 +18,10 @@ from shared.errors import KvtideError
 FAILED = 1
 INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
 TERMINATED = 143  # the same for SIGTERM
+
+BENCHES = {  # each is `measure` of kvtide.bench.NAME
+    "copy": "page copies between device and host pool, against a plain copy",
+}
 
 Command = Callable[[argparse.Namespace, Config], Coroutine[Any, Any, int]]
 
@@ -67,6 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     soak = _add(benches, "soak", _soak, "mixed load with aborts on tiny pools; looks for leaks", json=True)
     soak.add_argument("--seconds", type=float, default=60.0, help="how long the load lasts (default %(default)s)")
     soak.add_argument("--seed", type=int, default=1, help="of the load (default %(default)s)")
+    for name, text in BENCHES.items():
+        _add(benches, name, _bench, text, json=True).set_defaults(bench=name)
     return parser
 
 
@@ -166,6 +173,16 @@ async def _soak(options: argparse.Namespace, config: Config) -> int:
     from kvtide.bench.soak import run_soak
 
     return await run_soak(config, options.seconds, options.seed, options.json)
+
+
+async def _bench(options: argparse.Namespace, config: Config) -> int:
+    from kvtide.bench.rows import report
+    from kvtide.progress import console, reporter
+
+    module = importlib.import_module(f"kvtide.bench.{options.bench}")
+    with reporter(console(stderr=options.json)) as progress:
+        rows = await module.measure(config, progress.say)
+    return report(options.bench, rows, options.json)
 
 
 if __name__ == "__main__":
