@@ -1,8 +1,8 @@
-"""Copies pages of one layer between a device pool and a host pool, with the checksum of every unit.
+"""Copies pages between a device pool and a host pool, with the checksum of every unit.
 
-`copy_device_to_host` and `copy_host_to_device` choose between two versions with equal results: C (CPU tensors, the
-extension is built) and torch (anything else; the reference). The source is read once: a checksum is always that of
-the bytes that arrived, so that a late overwrite of the source can't hide.
+`PageCopier` chooses between two versions with equal results: C (CPU tensors, the extension is built) and torch
+(anything else; the reference). The source is read once: a checksum is always that of the bytes that arrived, so that
+a late overwrite of the source can't hide.
 """
 
 from collections.abc import Sequence
@@ -22,61 +22,89 @@ PageIds = npt.NDArray[np.int64]
 HostPages = npt.NDArray[np.uint8]
 
 
-class LayerCopy(NamedTuple):
-    """What to copy between which pools: the arguments of both directions."""
-
-    layer_buffers: Sequence["Tensor"]
+class _Job(NamedTuple):
+    layers: slice
     device_pages: PageIds
     host: HostPages
     host_pages: PageIds
-    offsets: Sequence[int]
-    page_size: int
-
-    @property
-    def checksums(self) -> Checksums:
-        """Room for the result: uint32 [n, parts]."""
-        return np.empty((len(self.device_pages), len(self.layer_buffers)), dtype=np.uint32)
-
-    def unit_bytes(self, part: int) -> int:
-        """Bytes of one page of this layer's `part`."""
-        buffer = self.layer_buffers[part]
-        return buffer.nbytes // buffer.shape[0] * self.page_size
+    to_host: bool
 
 
-def copy_device_to_host(
-    layer_buffers: Sequence["Tensor"],
-    device_pages: PageIds,
-    host: HostPages,
-    host_pages: PageIds,
-    offsets: Sequence[int],
-    page_size: int,
-) -> Checksums:
-    """Copy one layer of device page `device_pages[i]` into host page `host_pages[i]`; uint32 [n, parts]: CRC32C.
+class PageCopier:
+    """The copies of one device pool. What never changes is checked and computed once: it would take longer than the
+    copy of a layer's pages does."""
 
-    layer_buffers: per part (k, v, ...) that layer's pool, contiguous `[slots, heads, head_dim]`; page p is the slots
-    from `p * page_size`. device_pages, host_pages: int64 [n]. host: uint8 [pages, page_bytes], contiguous. offsets:
-    per part, the byte offset of this (layer, part) unit inside a host page.
+    def __init__(
+        self, layers: Sequence[Sequence["Tensor"]], offsets: Sequence[Sequence[int]], page_size: int, page_bytes: int
+    ) -> None:
+        """layers: per layer and part (k, v, ...) that layer's pool, contiguous `[slots, heads, head_dim]`, which must
+        live as long as this; page p is the slots from `p * page_size`. offsets: the same nesting, the byte offset of
+        the (layer, part) unit inside a host page of `page_bytes`.
 
-    Raises GeometryError, before any byte moves, for a shape, page id or offset that doesn't fit. The copy has ended
-    when the function returns, on any device. The C version holds no GIL meanwhile.
-    """
-    job = LayerCopy(layer_buffers, device_pages, host, host_pages, offsets, page_size)
-    if not host.flags.writeable:
-        raise GeometryError("the host pool is mapped read-only; map it writable to copy pages into it")
-    return _copy(job, to_host=True)
+        Raises GeometryError for a shape or an offset that doesn't fit.
+        """
+        _check_buffers(layers, offsets, page_size, page_bytes)
+        self._layers, self._page_size, self._page_bytes = layers, page_size, page_bytes
+        self._offsets = np.array(offsets, dtype=np.int64)
+        self._addresses = np.array([[each.data_ptr() for each in parts] for parts in layers], dtype=np.int64)
+        self._units = [each.nbytes // each.shape[0] * page_size for each in layers[0]]
+        self._device_pages = min(each.shape[0] // page_size for parts in layers for each in parts)
+        self._on_cpu = all(each.device.type == "cpu" for parts in layers for each in parts)
 
+    def to_host(self, layers: slice, device_pages: PageIds, host: HostPages, host_pages: PageIds) -> Checksums:
+        """Copy these layers of device page `device_pages[i]` into host page `host_pages[i]`; CRC32C, uint32
+        [n, layers, parts].
 
-def copy_host_to_device(
-    layer_buffers: Sequence["Tensor"],
-    device_pages: PageIds,
-    host: HostPages,
-    host_pages: PageIds,
-    offsets: Sequence[int],
-    page_size: int,
-) -> Checksums:
-    """Copy one layer of host page `host_pages[i]` into device page `device_pages[i]`: `copy_device_to_host` turned
-    round, with the same arguments, result and errors. The host pool may be mapped read-only."""
-    return _copy(LayerCopy(layer_buffers, device_pages, host, host_pages, offsets, page_size), to_host=False)
+        device_pages, host_pages: int64 [n]. host: uint8 [pages, page_bytes], contiguous.
+
+        Raises GeometryError, before any byte moves, for a shape or page id that doesn't fit. The copy has ended when
+        the method returns, on any device. The C version holds no GIL meanwhile.
+        """
+        if not host.flags.writeable:
+            raise GeometryError("the host pool is mapped read-only; map it writable to copy pages into it")
+        return self._copy(_Job(layers, device_pages, host, host_pages, to_host=True))
+
+    def to_device(self, layers: slice, device_pages: PageIds, host: HostPages, host_pages: PageIds) -> Checksums:
+        """Copy these layers of host page `host_pages[i]` into device page `device_pages[i]`: `to_host` turned round,
+        with the same arguments, result and errors. The host pool may be mapped read-only."""
+        return self._copy(_Job(layers, device_pages, host, host_pages, to_host=False))
+
+    def _copy(self, job: _Job) -> Checksums:
+        _check_pages(job, self._device_pages, self._page_bytes)
+        extension, _ = native.load()
+        return self._by_c(extension, job) if extension and self._on_cpu else self._by_torch(job)
+
+    def _checksums(self, job: _Job) -> Checksums:
+        return np.empty((len(job.device_pages), *self._offsets[job.layers].shape), dtype=np.uint32)
+
+    def _by_c(self, extension: native.Native, job: _Job) -> Checksums:
+        crc = self._checksums(job)
+        pages = job.host.ctypes.data + job.host_pages[:, None] * self._page_bytes
+        for part, unit in enumerate(self._units):
+            on_device = (self._addresses[job.layers, part] + job.device_pages[:, None] * unit).view(np.uint64).ravel()
+            on_host = (self._offsets[job.layers, part] + pages).view(np.uint64).ravel()
+            dst, src = (on_host, on_device) if job.to_host else (on_device, on_host)
+            crc[:, :, part] = extension.copy_units(dst, src, unit).reshape(crc.shape[:2])
+        return crc
+
+    def _by_torch(self, job: _Job) -> Checksums:
+        """Through a private copy of each unit, which is what is checksummed and stored."""
+        import torch
+
+        crc = self._checksums(job)
+        for at, (buffers, offsets) in enumerate(zip(self._layers[job.layers], self._offsets[job.layers], strict=True)):
+            for part, (buffer, offset, unit) in enumerate(zip(buffers, offsets, self._units, strict=True)):
+                on_device = buffer.view(-1).view(torch.uint8).view(-1, unit)
+                on_host = job.host[:, offset : offset + unit]
+                for row, (device_page, host_page) in enumerate(zip(job.device_pages, job.host_pages, strict=True)):
+                    if job.to_host:
+                        data = on_device[device_page].to("cpu", copy=True).numpy()
+                        on_host[host_page] = data
+                    else:
+                        data = on_host[host_page].copy()
+                        on_device[device_page].copy_(torch.from_numpy(data))
+                    crc[row, at, part] = checksum.crc32c(data)
+        return crc
 
 
 def which() -> str:
@@ -85,66 +113,41 @@ def which() -> str:
     return f"C ({reason})" if extension else f"torch (C: {reason})"
 
 
-def _copy(job: LayerCopy, to_host: bool) -> Checksums:
-    _check(job)
-    extension, _ = native.load()
-    if extension and all(buffer.device.type == "cpu" for buffer in job.layer_buffers):
-        return _copy_by_c(extension, job, to_host)
-    return _copy_by_torch(job, to_host)
-
-
-def _copy_by_c(extension: native.Native, job: LayerCopy, to_host: bool) -> Checksums:
-    crc = job.checksums
-    for part, (buffer, offset) in enumerate(zip(job.layer_buffers, job.offsets, strict=True)):
-        unit = job.unit_bytes(part)
-        on_device = (buffer.data_ptr() + job.device_pages * unit).astype(np.uint64)
-        on_host = (job.host.ctypes.data + job.host_pages * job.host.shape[1] + offset).astype(np.uint64)
-        dst, src = (on_host, on_device) if to_host else (on_device, on_host)
-        crc[:, part] = extension.copy_units(dst, src, unit)
-    return crc
-
-
-def _copy_by_torch(job: LayerCopy, to_host: bool) -> Checksums:
-    """Through a private copy of each unit, which is what is checksummed and stored."""
-    import torch
-
-    crc = job.checksums
-    for part, (buffer, offset) in enumerate(zip(job.layer_buffers, job.offsets, strict=True)):
-        size = job.unit_bytes(part)
-        on_device = buffer.view(-1).view(torch.uint8).view(-1, size)
-        on_host = job.host[:, offset : offset + size]
-        for row, (device_page, host_page) in enumerate(zip(job.device_pages, job.host_pages, strict=True)):
-            if to_host:
-                unit = on_device[device_page].to("cpu", copy=True).numpy()
-                on_host[host_page] = unit
-            else:
-                unit = on_host[host_page].copy()
-                on_device[device_page].copy_(torch.from_numpy(unit))
-            crc[row, part] = checksum.crc32c(unit)
-    return crc
-
-
 # ---- checks: the C version trusts every address that it is given ----
 
 
-def _check(job: LayerCopy) -> None:
-    host, page_size = job.host, job.page_size
-    if host.dtype != np.uint8 or host.ndim != 2 or not host.flags.c_contiguous:
-        raise GeometryError(f"host must be contiguous uint8 [pages, page_bytes], got {host.dtype} {host.shape}")
-    if len(job.offsets) != len(job.layer_buffers) or page_size < 1:
-        raise GeometryError(f"{len(job.layer_buffers)} parts, {len(job.offsets)} offsets, {page_size=}: must match")
+def _check_buffers(
+    layers: Sequence[Sequence["Tensor"]], offsets: Sequence[Sequence[int]], page_size: int, page_bytes: int
+) -> None:
+    shapes = [len(parts) for parts in layers], [len(each) for each in offsets]
+    if shapes[0] != shapes[1] or not layers or len(set(shapes[0])) != 1 or page_size < 1:
+        raise GeometryError(f"layers of {shapes[0]} parts, of {shapes[1]} offsets, {page_size=}: must match")
+    for layer, parts in enumerate(layers):
+        for part, (buffer, offset) in enumerate(zip(parts, offsets[layer], strict=True)):
+            if not buffer.is_contiguous() or not buffer.nbytes or buffer.shape[0] % page_size:
+                shape = tuple(buffer.shape)
+                raise GeometryError(
+                    f"layer {layer} part {part}: {shape} is not contiguous whole pages of {page_size} slots"
+                )
+            if (buffer.shape, buffer.dtype) != (layers[0][part].shape, layers[0][part].dtype):
+                raise GeometryError(f"layer {layer} part {part}: {tuple(buffer.shape)} differs from layer 0's")
+            end = offset + buffer.nbytes // buffer.shape[0] * page_size
+            if offset < 0 or end > page_bytes:
+                raise GeometryError(
+                    f"layer {layer} part {part}: bytes {offset}..{end} are outside a page of {page_bytes} bytes"
+                )
+
+
+def _check_pages(job: _Job, device_pages: int, page_bytes: int) -> None:
+    host = job.host
+    if host.dtype != np.uint8 or host.ndim != 2 or not host.flags.c_contiguous or host.shape[1] != page_bytes:
+        raise GeometryError(
+            f"host must be contiguous uint8 [pages, {page_bytes}], got {host.dtype} {host.shape}; map it as such"
+        )
     if len(job.device_pages) != len(job.host_pages):
         raise GeometryError(f"{len(job.device_pages)} device pages can't pair with {len(job.host_pages)} host pages")
+    _check_ids("device", job.device_pages, device_pages)
     _check_ids("host", job.host_pages, host.shape[0])
-    for part, (buffer, offset) in enumerate(zip(job.layer_buffers, job.offsets, strict=True)):
-        if not buffer.is_contiguous() or not buffer.nbytes or buffer.shape[0] % page_size:
-            raise GeometryError(
-                f"part {part}: {tuple(buffer.shape)} is not contiguous whole pages of {page_size} slots"
-            )
-        _check_ids("device", job.device_pages, buffer.shape[0] // page_size)
-        end = offset + job.unit_bytes(part)
-        if offset < 0 or end > host.shape[1]:
-            raise GeometryError(f"part {part}: bytes {offset}..{end} are outside a page of {host.shape[1]} bytes")
 
 
 def _check_ids(pool: str, pages: PageIds, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""Copies between device pages and host pages: write_backup and load_back, one layer at a time.
+"""Copies between device pages and host pages: write_backup page by page, load_back layer by layer.
 
 Each function runs on its stream's thread and returns the answer to its command; it raises nothing. A copy goes in
 batches, so that a cancel is obeyed within milliseconds.
@@ -12,7 +12,7 @@ from contextlib import closing
 
 import numpy as np
 
-from kernels.page_copy import copy_device_to_host, copy_host_to_device
+from kernels.page_copy import PageCopier
 from services.gpu_worker import test_hooks
 from services.gpu_worker.host_segment import BadPages, Chunk, PageIds
 from services.gpu_worker.kv_pool import KVPool
@@ -27,6 +27,7 @@ STEP_WAIT_S = 120.0  # a write waits for the step that fills its pages: above an
 PACE = 1.0  # while a step or a load runs, a write rests this part of each batch's time: they compete for memory
 MAX_REST_S = 0.05  # a batch takes 2 to 4 ms; one that took seconds was stopped with its process, and rested enough
 RANK = 0  # tp_size is 1
+ALL_LAYERS = slice(None)
 
 log = logging.getLogger("kvtide.transfers")
 
@@ -38,17 +39,14 @@ class Transfers:
         self, pool: KVPool, geometry: PageGeometry, checksums: bool, others_run: Callable[[], bool] = lambda: False
     ) -> None:
         """checksums: compare names and checksums on a load. others_run: is a step or a load running?"""
-        self._pool = pool
         self._geometry = geometry
         self._checksums = checksums
         self._others_run = others_run
-        layer_bytes = geometry.page_bytes // geometry.layers
-        self._batch_pages = max(1, BATCH_BYTES // layer_bytes)
-        self._parts = range(len(geometry.parts))
-        self._offsets = [
-            [geometry.unit_offset(part, layer) for part in self._parts] for layer in range(geometry.layers)
-        ]
-        self._units = [[geometry.unit_index(part, layer) for part in self._parts] for layer in range(geometry.layers)]
+        parts, layers = range(len(geometry.parts)), range(geometry.layers)
+        self._units = np.array([[geometry.unit_index(part, layer) for part in parts] for layer in layers])
+        offsets = [[geometry.unit_offset(part, layer) for part in parts] for layer in layers]
+        buffers = [pool.layer_buffers(layer) for layer in layers]
+        self._copier = PageCopier(buffers, offsets, geometry.page_size, geometry.page_bytes)
 
     def write(self, write: Write) -> Message:
         """Copy device pages into host pages. WriteDone once all bytes are there, Cancelled or OperationFailed."""
@@ -87,25 +85,15 @@ class Transfers:
         checksums = np.empty((len(write.host_pages), self._geometry.units), dtype="<u4")
         with closing(write.segment.write(write.host_pages, checksums, write.check)) as chunks:
             for chunk in chunks:
-                for layer in range(self._geometry.layers):
-                    self._write_layer(write, chunk, layer, checksums)
+                for batch, rows in _batches(chunk, self._geometry.page_bytes):
+                    write.check()
+                    test_hooks.reach("worker_write")
+                    begun = time.perf_counter()
+                    pages = write.device_pages[batch]
+                    checksums[batch, self._units] = self._copier.to_host(ALL_LAYERS, pages, chunk.pages, rows)
+                    if self._others_run():
+                        time.sleep(rest_after(time.perf_counter() - begun))
         return checksums
-
-    def _write_layer(self, write: Write, chunk: Chunk, layer: int, checksums: np.ndarray) -> None:
-        for batch, rows in self._batches(chunk):
-            write.check()
-            test_hooks.reach("worker_write")
-            begun = time.perf_counter()
-            checksums[batch, self._units[layer]] = copy_device_to_host(
-                self._pool.layer_buffers(layer),
-                write.device_pages[batch],
-                chunk.pages,
-                rows,
-                self._offsets[layer],
-                self._geometry.page_size,
-            )
-            if self._others_run():
-                time.sleep(rest_after(time.perf_counter() - begun))
 
     def _load(self, load: Load) -> None:
         bad: defaultdict[int, list[int]] = defaultdict(list)  # positions by layer
@@ -125,30 +113,27 @@ class Transfers:
 
     def _load_layer(self, load: Load, chunk: Chunk, layer: int) -> list[int]:
         """Returns the positions of pages whose bytes have another checksum than their name says."""
-        first = chunk.positions.start
-        checksums = np.empty((chunk.positions.stop - first, len(self._parts)), dtype=np.uint32)
-        for batch, rows in self._batches(chunk):
+        first, geometry = chunk.positions.start, self._geometry
+        checksums = np.empty((chunk.positions.stop - first, len(geometry.parts)), dtype=np.uint32)
+        for batch, rows in _batches(chunk, geometry.page_bytes // geometry.layers):
             load.check()
             test_hooks.reach("worker_load")
-            checksums[batch.start - first : batch.stop - first] = copy_host_to_device(
-                self._pool.layer_buffers(layer),
-                load.device_pages[batch],
-                chunk.pages,
-                rows,
-                self._offsets[layer],
-                self._geometry.page_size,
-            )
+            done = slice(batch.start - first, batch.stop - first)
+            pages = load.device_pages[batch]
+            checksums[done] = self._copier.to_device(slice(layer, layer + 1), pages, chunk.pages, rows)[:, 0]
         if chunk.expected is None:
             return []
         wrong = (checksums != chunk.expected[:, self._units[layer]]).any(axis=1)
         return [first + int(row) for row in np.flatnonzero(wrong)]
 
-    def _batches(self, chunk: Chunk) -> Iterator[tuple[slice, PageIds]]:
-        """Positions, and their rows of `chunk.pages`, of one copy call after the other."""
-        first, end = chunk.positions.start, chunk.positions.stop
-        for start in range(first, end, self._batch_pages):
-            batch = slice(start, min(start + self._batch_pages, end))
-            yield batch, chunk.rows[batch.start - first : batch.stop - first]
+
+def _batches(chunk: Chunk, row_bytes: int) -> Iterator[tuple[slice, PageIds]]:
+    """Positions, and their rows of `chunk.pages`, of one copy call after the other: `row_bytes` of each are copied."""
+    first, end = chunk.positions.start, chunk.positions.stop
+    count = max(1, BATCH_BYTES // row_bytes)
+    for start in range(first, end, count):
+        batch = slice(start, min(start + count, end))
+        yield batch, chunk.rows[batch.start - first : batch.stop - first]
 
 
 def rest_after(batch_s: float) -> float:

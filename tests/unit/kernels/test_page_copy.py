@@ -1,5 +1,6 @@
 """Page copies: both versions move the same bytes, return their checksums, and refuse what doesn't fit."""
 
+import itertools
 from typing import Any
 
 import google_crc32c
@@ -8,10 +9,13 @@ import pytest
 import torch
 
 from kernels import page_copy
+from kernels.page_copy import PageCopier
 from shared.errors import GeometryError
 from shared.geometry import PageGeometry, Part
 
 PAGES = 7
+LAYERS = 3
+ALL = slice(None)
 
 
 class Pools:
@@ -29,10 +33,19 @@ class Pools:
         raw = self.rng.integers(0, 256, slots * part.token_bytes, dtype=np.uint8)
         return torch.from_numpy(raw).view(dtype).view(slots, part.heads, part.head_dim)
 
-    def arguments(self, layer: int, device_pages: list[int], host_pages: list[int]) -> list[Any]:
-        offsets = [self.geometry.unit_offset(part, layer) for part in range(len(self.geometry.parts))]
+    @property
+    def offsets(self) -> list[list[int]]:
+        geometry = self.geometry
+        return [[geometry.unit_offset(part, layer) for part in range(len(geometry.parts))] for layer in range(LAYERS)]
+
+    @property
+    def copier(self) -> PageCopier:
+        return PageCopier(self.layers, self.offsets, self.geometry.page_size, self.geometry.page_bytes)
+
+    def copy(self, to_host: bool, layers: slice, device_pages: list[int], host_pages: list[int]) -> Any:
         ids = [np.array(pages, dtype=np.int64) for pages in (device_pages, host_pages)]
-        return [self.layers[layer], ids[0], self.host, ids[1], offsets, self.geometry.page_size]
+        copier = self.copier
+        return (copier.to_host if to_host else copier.to_device)(layers, ids[0], self.host, ids[1])
 
     def device_unit(self, layer: int, part: int, page: int) -> bytes:
         size = self.geometry.page_size
@@ -46,7 +59,7 @@ class Pools:
 
 def geometry_of(dtype: str, page_size: int, heads: int, dims: tuple[int, ...]) -> PageGeometry:
     parts = tuple(Part(f"part{i}", heads, dim, dtype) for i, dim in enumerate(dims))
-    return PageGeometry(page_size=page_size, layers=3, parts=parts)
+    return PageGeometry(page_size=page_size, layers=LAYERS, parts=parts)
 
 
 GEOMETRIES = [
@@ -59,80 +72,116 @@ GEOMETRIES = [
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("to_host", [True, False])
-def test_every_unit_arrives_and_nothing_else_moves(version: str, geometry: PageGeometry, to_host: bool) -> None:
+@pytest.mark.parametrize("layers", [ALL, slice(1, 2)], ids=["all layers", "layer 1"])
+def test_every_unit_arrives_and_nothing_else_moves(
+    version: str, geometry: PageGeometry, to_host: bool, layers: slice
+) -> None:
     pools, before = Pools(geometry), Pools(geometry)
-    device_pages, host_pages = [5, 1, 3], [2, 6, 4]
-    copy = page_copy.copy_device_to_host if to_host else page_copy.copy_host_to_device
-    crc = np.stack([copy(*pools.arguments(i, device_pages, host_pages)) for i in range(geometry.layers)])
-    assert crc.shape == (geometry.layers, 3, len(geometry.parts))
+    pairs = list(zip([5, 1, 3], [2, 6, 4], strict=True))  # device and host pages
+    crc = pools.copy(to_host, layers, [5, 1, 3], [2, 6, 4])
+    copied = range(LAYERS)[layers]
+    assert crc.shape == (3, len(copied), len(geometry.parts))
     assert crc.dtype == np.uint32
-    source = before.device_unit if to_host else before.host_unit
-    for layer in range(geometry.layers):
+    source, target = ("device_unit", "host_unit") if to_host else ("host_unit", "device_unit")
+    moved = {}
+    for at, layer in enumerate(copied):
         for part in range(len(geometry.parts)):
-            for row, (device_page, host_page) in enumerate(zip(device_pages, host_pages, strict=True)):
-                unit = source(layer, part, device_page if to_host else host_page)
-                assert pools.device_unit(layer, part, device_page) == unit
-                assert pools.host_unit(layer, part, host_page) == unit
-                assert crc[layer, row, part] == google_crc32c.value(unit)
-            untouched = pools.host_unit if to_host else pools.device_unit
-            was = before.host_unit if to_host else before.device_unit
-            for page in set(range(PAGES)) - set(host_pages if to_host else device_pages):
-                assert untouched(layer, part, page) == was(layer, part, page)
+            for row, pair in enumerate(pairs):
+                unit = getattr(before, source)(layer, part, pair[not to_host])
+                assert crc[row, at, part] == google_crc32c.value(unit)
+                moved[layer, part, pair[to_host]] = unit
+    for layer, part, page in itertools.product(range(LAYERS), range(len(geometry.parts)), range(PAGES)):
+        was = getattr(before, target)(layer, part, page)
+        assert getattr(pools, target)(layer, part, page) == moved.get((layer, part, page), was)
+        assert getattr(pools, source)(layer, part, page) == getattr(before, source)(layer, part, page)
 
 
 def test_round_trip_over_random_pages(version: str) -> None:
     pools, before = Pools(GEOMETRIES[0], seed=1), Pools(GEOMETRIES[0], seed=1)
     order = pools.rng.permutation(PAGES).tolist()
-    out = page_copy.copy_device_to_host(*pools.arguments(1, list(range(PAGES)), order))
-    for buffer in pools.layers[1]:
+    out = pools.copy(True, ALL, list(range(PAGES)), order)
+    for buffer in itertools.chain(*pools.layers):
         buffer.zero_()
-    back = page_copy.copy_host_to_device(*pools.arguments(1, list(range(PAGES)), order))
-    np.testing.assert_array_equal(out, back)
-    for buffer, was in zip(pools.layers[1], before.layers[1], strict=True):
+    back = [pools.copy(False, slice(layer, layer + 1), list(range(PAGES)), order) for layer in range(LAYERS)]
+    np.testing.assert_array_equal(out, np.concatenate(back, axis=1))
+    for buffer, was in zip(itertools.chain(*pools.layers), itertools.chain(*before.layers), strict=True):
         assert torch.equal(buffer.view(torch.int32), was.view(torch.int32))
 
 
 def test_no_pages_is_fine(version: str) -> None:
-    pools = Pools(GEOMETRIES[0])
-    assert page_copy.copy_device_to_host(*pools.arguments(0, [], [])).shape == (0, 2)
+    assert Pools(GEOMETRIES[0]).copy(True, slice(0, 1), [], []).shape == (0, 1, 2)
 
 
 def test_a_read_only_pool_can_be_read_but_not_written(version: str) -> None:
     pools = Pools(GEOMETRIES[1])
     pools.host.flags.writeable = False
-    page_copy.copy_host_to_device(*pools.arguments(0, [1], [2]))
+    pools.copy(False, ALL, [1], [2])
     with pytest.raises(GeometryError, match="read-only"):
-        page_copy.copy_device_to_host(*pools.arguments(0, [1], [2]))
+        pools.copy(True, ALL, [1], [2])
 
 
-def _with(index: int, value: Any) -> list[Any]:
-    arguments = Pools(GEOMETRIES[0]).arguments(0, [1, 2], [3, 4])
-    arguments[index] = value(arguments[index]) if callable(value) else value
-    return arguments
+def _ids(*pages: int) -> Any:
+    return np.array(pages, dtype=np.int64)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "match"),
+    ("device_pages", "host_pages", "match"),
     [
-        (_with(1, np.array([1, PAGES])), "device pages 1..7 are outside"),
-        (_with(1, np.array([-1, 1])), "device pages -1..1 are outside"),
-        (_with(3, np.array([0, PAGES])), "host pages 0..7 are outside"),
-        (_with(1, np.array([1])), "1 device pages can't pair with 2"),
-        (_with(1, np.array([1, 2], dtype=np.int32)), "int64"),
-        (_with(4, [0]), "2 parts, 1 offsets"),
-        (_with(4, lambda offsets: [offsets[0], GEOMETRIES[0].page_bytes]), "outside a page"),
-        (_with(4, lambda offsets: [-1, offsets[1]]), "outside a page"),
-        (_with(5, 48), "whole pages of 48"),
-        (_with(2, lambda host: host.reshape(-1)), "uint8"),
-        (_with(2, lambda host: host[:, ::2]), "contiguous uint8"),
-        (_with(2, lambda host: host.view(np.int8)), "uint8"),
-        (_with(0, lambda buffers: [buffers[0], buffers[1].transpose(0, 1)]), "part 1"),
+        (_ids(1, PAGES), _ids(3, 4), "device pages 1..7 are outside"),
+        (_ids(-1, 1), _ids(3, 4), "device pages -1..1 are outside"),
+        (_ids(1, 2), _ids(0, PAGES), "host pages 0..7 are outside"),
+        (_ids(1), _ids(3, 4), "1 device pages can't pair with 2"),
+        (_ids(1, 2).astype(np.int32), _ids(3, 4), "int64"),
     ],
 )
-@pytest.mark.parametrize("copy", [page_copy.copy_device_to_host, page_copy.copy_host_to_device])
-def test_what_does_not_fit_is_refused(version: str, copy: Any, arguments: list[Any], match: str) -> None:
+@pytest.mark.parametrize("copy", [PageCopier.to_host, PageCopier.to_device])
+def test_pages_that_do_not_exist_are_refused(
+    version: str, copy: Any, device_pages: Any, host_pages: Any, match: str
+) -> None:
+    pools = Pools(GEOMETRIES[0])
     with pytest.raises(GeometryError, match=match):
-        copy(*arguments)
+        copy(pools.copier, ALL, device_pages, pools.host, host_pages)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda host: host.reshape(-1), "uint8"),
+        (lambda host: host[:, ::2], "contiguous uint8"),
+        (lambda host: host.view(np.int8), "uint8"),
+        (lambda host: host.reshape(PAGES * 2, -1), "uint8"),
+    ],
+)
+@pytest.mark.parametrize("copy", [PageCopier.to_host, PageCopier.to_device])
+def test_a_host_pool_of_another_shape_is_refused(version: str, copy: Any, change: Any, match: str) -> None:
+    pools = Pools(GEOMETRIES[0])
+    with pytest.raises(GeometryError, match=match):
+        copy(pools.copier, ALL, _ids(1), change(pools.host), _ids(1))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda pools, offsets: offsets[0].pop(), "must match"),
+        (lambda pools, offsets: offsets.pop(), "must match"),
+        (lambda pools, offsets: offsets[2].__setitem__(1, pools.geometry.page_bytes), "layer 2 part 1.*outside a page"),
+        (lambda pools, offsets: offsets[1].__setitem__(0, -1), "layer 1 part 0.*outside a page"),
+        (lambda pools, offsets: pools.layers[0].__setitem__(1, pools.layers[0][1].transpose(0, 1)), "part 1"),
+        (lambda pools, offsets: pools.layers[1].__setitem__(1, pools.layers[1][1][:64]), "differs from layer 0's"),
+    ],
+)
+def test_buffers_and_offsets_that_do_not_fit_are_refused(change: Any, match: str) -> None:
+    pools = Pools(GEOMETRIES[0])
+    offsets = pools.offsets
+    change(pools, offsets)
+    with pytest.raises(GeometryError, match=match):
+        PageCopier(pools.layers, offsets, pools.geometry.page_size, pools.geometry.page_bytes)
+
+
+def test_a_page_size_that_cuts_the_pool_is_refused() -> None:
+    pools = Pools(GEOMETRIES[0])
+    with pytest.raises(GeometryError, match="whole pages of 48"):
+        PageCopier(pools.layers, pools.offsets, 48, pools.geometry.page_bytes)
 
 
 def test_which_says_what_runs(version: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.gpu_worker import engine, service
+from services.gpu_worker import engine, service, transfers
 from services.gpu_worker.engine import build_engine
 from services.gpu_worker.worker import CREDITS
 from shared import link
@@ -70,9 +70,12 @@ async def test_messages_of_another_epoch_are_dropped_and_counted(stack: Stack) -
     assert scheduler.heartbeats[-1].stats["dropped_old_epoch"] == 2
 
 
-async def test_a_fence_waits_for_a_slow_copy_and_drops_what_waits(stack: Stack, hooks: Path) -> None:
+async def test_a_fence_waits_for_a_slow_copy_and_drops_what_waits(
+    stack: Stack, hooks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "BATCH_BYTES", 1)  # a page in each copy call
     (hooks / "worker_write").write_text("sleep 0.5")
-    scheduler, running, waiting = stack.scheduler, stack.write([1], [5]), stack.write([2], [6])
+    scheduler, running, waiting = stack.scheduler, stack.write([1, 2], [5, 6]), stack.write([3], [7])
     scheduler.tell(running)
     await _consumed(hooks / "worker_write")
     scheduler.tell(waiting)

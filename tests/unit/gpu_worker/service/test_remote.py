@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from services.gpu_worker import remote_segment
+from services.gpu_worker import remote_segment, transfers
 from services.storage import page_server, page_server_requests
 from services.storage.page_file import PageFormat
 from services.storage.page_server import reachable
 from shared.messages.common import Cancel, Cancelled, OperationFailed
 from shared.messages.worker import LoadDone, MapSegment, SegmentMapped, WriteDone
 from shared.packed import pack
-from tests.unit.gpu_worker.service.fake_scheduler import LAYERS, WAIT_S, Stack
+from tests.unit.gpu_worker.service.fake_scheduler import WAIT_S, Stack
 from tests.unit.gpu_worker.service.gate import Gate
 
 
@@ -57,7 +57,7 @@ async def test_a_buffer_is_filled_anew_only_when_its_pages_are_placed(
     write = stack.write([1, 2, 3, 4], [5, 6, 7, 8])
     stack.scheduler.tell(write)
     assert await stack.scheduler.silence(write.op_id)
-    assert gate.visits.count("worker_write") == remote_segment.BUFFERS * LAYERS
+    assert gate.visits.count("worker_write") == remote_segment.BUFFERS
     let_go.set()
     assert isinstance(await stack.scheduler.answer(write.op_id), WriteDone)
 
@@ -106,10 +106,11 @@ async def test_a_silent_storage_fails_a_write_which_it_then_never_places(
 async def test_a_cancelled_write_is_answered_when_the_storage_has_stopped(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(transfers, "BATCH_BYTES", 1)  # a page in each copy call
     gate = Gate(monkeypatch, "worker_write", visit=2)
     scheduler = stack.scheduler
-    stack.fill([1])
-    write = stack.write([1], [5])
+    stack.fill([1, 2, 3])
+    write = stack.write([1, 2, 3], [5, 6, 7])
     scheduler.tell(write)
     assert await asyncio.to_thread(gate.reached.wait, WAIT_S)
     scheduler.tell(Cancel(scheduler.op(), write.op_id))
