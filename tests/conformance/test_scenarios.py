@@ -5,6 +5,7 @@ import random
 import pytest
 
 from shared.messages.common import Cancel, Cancelled
+from shared.messages.gateway import Namespace
 from shared.messages.storage import CommitPages, FindPages, PrefetchPages, ReleasePages
 from shared.messages.worker import LoadPages, RunStep, WritePages
 from shared.packed import pack, unpack
@@ -141,6 +142,21 @@ def test_sc_18_a_request_retracted_while_its_backup_runs_is_admitted_again() -> 
     assert core.core.state.counters["retracted"] == 1
     core.settle()
     core.nothing_left()
+
+
+def test_sc_21_namespaces_share_no_page_in_any_tier() -> None:
+    core = Harness(load_back_threshold=0)
+    names = [Namespace("a", "bc", ""), Namespace("ab", "c", ""), Namespace("a", "", "bc"), Namespace()]
+    digests = set()
+    for name in names:
+        request = core.submit(PROMPT, namespace=name)
+        digests.add(core.found(0).digests)
+        core.settle()
+        usage = core.ended[request].usage
+        assert (usage.device_hit_tokens, usage.host_hit_tokens, usage.storage_hit_tokens) == (0, 0, 0)
+    assert len(digests) == len(names)  # nor do they meet in L3
+    core.evict_device(2)
+    assert [core.match(A, name).host_pages + core.match(A, name).device_pages for name in names] == [4] * len(names)
 
 
 def test_sc_25_of_many_queued_requests_the_one_whose_fetch_ends_first_goes_first() -> None:
