@@ -97,9 +97,10 @@ class Backup:
 
     def write_back(self, node: Node) -> WriteBack:
         """Back up an unlocked device leaf so that it can be evicted at its Committed (TIER-04)."""
+        if self._state.settings.write_policy != "write_back" or node.unwritable or not self._state.ready:
+            return WriteBack.IMPOSSIBLE
         pool = self._pool_for(node)
-        wanted = self._state.settings.write_policy == "write_back" and not node.unwritable
-        if not wanted or pool is None or not self._state.ready:
+        if pool is None:
             return WriteBack.IMPOSSIBLE
         pages = pool.alloc(node.pages)
         if pages is not None:

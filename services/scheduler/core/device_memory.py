@@ -37,29 +37,30 @@ class DeviceMemory:
 
     def evict(self, count: int) -> None:
         """Free at least `count` pages of evictable leaves, at once or at the Committed of their backups (TIER-04)."""
-        tree, freed = self._state.tree, self._backup.evicting()
-        self.waits = freed > 0
-        while freed < count:
+        tree, found = self._state.tree, self._backup.evicting()
+        self.waits = found > 0
+        freed: list[Pages] = []
+        while found < count:
             node = tree.device_leaves.pop()
             if node is None:
-                return
+                break
             if node.host is not None:
-                pages = tree.drop_value(node)
-            elif (outcome := self._backup.write_back(node)) is not WriteBack.IMPOSSIBLE:
+                freed.append(tree.drop_value(node))
+            elif (outcome := self._backup.write_back(node)) is WriteBack.IMPOSSIBLE:
+                tree.cut(node, count - found)
+                removed = tree.detach(node)
+                self._host.release(removed.host)
+                freed.append(removed.device)
+            else:
                 self.waits = True
                 if outcome is WriteBack.WAITS:
                     tree.device_leaves.offer(node)
-                    return
-                freed += node.pages
-                continue
-            else:
-                tree.cut(node, count - freed)
-                removed = tree.detach(node)
-                self._host.release(removed.host)
-                pages = removed.device
+                    break
+            found += node.pages
+        if freed:
+            pages = np.concatenate(freed)
             self._state.device.free(pages)
             self._state.counters["device_evicted_pages"] += len(pages)
-            freed += len(pages)
 
     def cache_finished_req(self, request: Request) -> None:
         """Give the tree the request's computed whole pages; free duplicates and the tail."""

@@ -25,8 +25,8 @@ class PagePool:
         self.end = first + count
         self._stack = np.arange(self.end - 1, first - 1, -1, dtype=np.int32)
         self._top = count
-        self._is_free = np.zeros(self.end, dtype=np.bool_)
-        self._is_free[first:] = True
+        self._place = np.full(self.end, -1, dtype=np.int32)  # of each id in the stack; -1 = not free
+        self._place[self._stack] = np.arange(count, dtype=np.int32)
 
     @property
     def available(self) -> int:
@@ -39,28 +39,31 @@ class PagePool:
             return None
         self._top -= count
         pages = self._stack[self._top : self._top + count].copy()
-        self._is_free[pages] = False
+        self._place[pages] = -1
         return pages
 
     def free(self, pages: Pages) -> None:
         """Give pages back. Raises IntegrityError for a page that is free already or named twice."""
         if self.dead or not len(pages):
             return
-        if self._is_free[pages].any() or len(set(pages.tolist())) != len(pages):
+        places = np.arange(self._top, self._top + len(pages), dtype=np.int32)
+        known = int(self._place[pages].max())
+        self._place[pages] = places
+        if known >= 0 or (self._place[pages] != places).any():  # free before, or one id has taken two places
             raise IntegrityError(f"pages {pages.tolist()} freed twice")
-        self._is_free[pages] = True
         self._stack[self._top : self._top + len(pages)] = pages
         self._top += len(pages)
 
     def take(self, pages: Pages) -> None:
         """Take these very pages. Raises IntegrityError when one is not free."""
-        if not self._is_free[pages].all() or len(set(pages.tolist())) != len(pages):
+        if (self._place[pages] < 0).any() or len(np.unique(pages)) != len(pages):
             raise IntegrityError(f"pages {pages.tolist()} can't be taken")
-        self._is_free[pages] = False
+        self._place[pages] = -1
         left = self._stack[: self._top]
-        left = left[self._is_free[left]]
+        left = left[self._place[left] >= 0]
         self._top = len(left)
         self._stack[: self._top] = left
+        self._place[left] = np.arange(self._top, dtype=np.int32)
 
     def free_pages(self) -> Pages:
         """The free ids, for `check_integrity`."""

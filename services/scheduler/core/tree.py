@@ -58,7 +58,8 @@ class RadixTree(TreeHolds):
                 host.append(node)
             else:
                 break
-            node.priority = max(node.priority, priority)
+            if priority > node.priority:
+                node.priority = priority
             end = node
         return Match(device, host, end)
 
@@ -70,24 +71,23 @@ class RadixTree(TreeHolds):
         """
         self.clock += 1
         end = self._root(seed)
-        path: list[Node] = []
+        path = self._walk(end, tokens, len(pages) * self.page_bytes)
         duplicates: list[Pages] = []
         at = present = 0
-        for node in self._walk(end, tokens, len(pages) * self.page_bytes):
-            given = pages[at : at + node.pages]
+        for node in path:
+            first, at = at, at + node.pages
             if node.value is None:
-                self.set_value(node, given)
+                self.set_value(node, pages[first:at].copy())
             else:
-                present = at + node.pages
-                if at >= owned_from:
-                    duplicates.append(given)
-            at += node.pages
-            node.priority = max(node.priority, priority)
-            path.append(node)
+                present = at
+                if first >= owned_from:
+                    duplicates.append(pages[first:at])
+            if priority > node.priority:
+                node.priority = priority
             end = node
         if at < len(pages):
             node = self.add_child(end, tokens[at * self.page_bytes : len(pages) * self.page_bytes], priority)
-            self.set_value(node, pages[at:])
+            self.set_value(node, pages[at:].copy())  # a view would keep the caller's whole page table alive
             path.append(node)
         return Inserted(path, np.concatenate(duplicates) if duplicates else NO_PAGES, present)
 
@@ -117,20 +117,23 @@ class RadixTree(TreeHolds):
             self.set_host(node, HostSpan(span.pool, span.pages[at - first :]))
         return refused
 
-    def _walk(self, node: Node, tokens: bytes, limit: int) -> Iterator[Node]:
+    def _walk(self, node: Node, tokens: bytes, limit: int) -> list[Node]:
         """Nodes along `tokens[:limit]`; the last one is split where the key leaves it."""
-        at = 0
+        path: list[Node] = []
+        clock, page_bytes, at = self.clock, self.page_bytes, 0
         while at < limit:
-            child = node.children.get(tokens[at : at + self.page_bytes])
+            child = node.children.get(tokens[at : at + page_bytes])
             if child is None:
-                return
-            size = len(child.key)
-            if size > limit - at or (size > self.page_bytes and tokens[at : at + size] != child.key):
-                child = self._split(child, self._common_pages(child.key, tokens[at : min(at + size, limit)]))
-            child.last_access = self.clock
-            yield child
-            at += len(child.key)
-            node = child
+                break
+            key = child.key
+            end = at + len(key)
+            if end > limit or not tokens.startswith(key, at):  # compares in place, without a copy
+                child = self._split(child, self._common_pages(key, tokens[at : min(end, limit)]))
+                end = limit  # the key leaves the tree here
+            child.last_access = clock
+            path.append(child)
+            at, node = end, child
+        return path
 
     def peek(self, node: Node, tokens: bytes, pages: int) -> Iterator[tuple[Node, int]]:
         """The nodes below `node` along `tokens` and how many of their pages agree. Splits nothing, touches nothing."""

@@ -63,13 +63,15 @@ class TreeHolds:
         """inc_lock_ref from `node` to its root (TREE-06)."""
         lock = Lock(node)
         self.locks.add(lock)
-        for step in self.upward(node):
+        step: Node | None = node
+        while step is not None:
             if not step.lock_ref and step.value is not None:
                 self.evictable -= step.pages
                 self.protected += step.pages
             step.lock_ref += 1
-            if step.is_root:
+            if step.parent is None:
                 self.roots[step.seed] = step
+            step = step.parent
         return lock
 
     def unlock(self, lock: Lock) -> Pages:
@@ -79,24 +81,31 @@ class TreeHolds:
         """
         if lock.node is None:
             raise IntegrityError("a lock was released twice")
-        node, lock.node = lock.node, None
+        step: Node | None = lock.node
+        lock.node = None
         self.locks.discard(lock)
         freed: list[Pages] = []
-        for step in self.upward(node):
+        while step is not None:
             step.lock_ref -= 1
-            if step.lock_ref:
-                continue
-            if step.value is not None:
-                self.protected -= step.pages
-                self.evictable += step.pages
-                if step.detached:
-                    freed.append(self.drop_value(step))
-                    self.detached.discard(step)
-            if not step.detached:
-                self.device_leaves.offer(step)
-                self._offer_host(step)
-                self._drop_empty_root(step)
+            if not step.lock_ref:
+                self._unlocked(step, freed)
+            step = step.parent
         return np.concatenate(freed) if freed else NO_PAGES
+
+    def _unlocked(self, node: Node, freed: list[Pages]) -> None:
+        """The node's last lock is gone."""
+        if node.value is not None:
+            self.protected -= node.pages
+            self.evictable += node.pages
+            if node.detached:
+                freed.append(self.drop_value(node))
+                self.detached.discard(node)
+        if node.detached:
+            return
+        if not node.valued_children:
+            self.device_leaves.offer(node)
+        self._offer_host(node)
+        self._drop_empty_root(node)
 
     def upward(self, node: Node) -> Iterator[Node]:
         """The node and its ancestors, the root last."""
@@ -189,7 +198,8 @@ class TreeHolds:
         del parent.children[node.key[: self.page_bytes]]
         device: list[Pages] = []
         host: list[HostSpan] = []
-        for part in list(self.subtree(node)):
+        parts = list(self.subtree(node))
+        for part in parts:
             if part.host is not None:
                 host.append(self.drop_host(part))
             if part.value is not None and not part.lock_ref:
@@ -200,7 +210,7 @@ class TreeHolds:
                     parent_of_part.valued_children -= 1
                 self.device_leaves.discard(part)
                 self.detached.add(part)
-        for part in self.subtree(node):
+        for part in parts:
             part.detached = True
         self.device_leaves.offer(parent)
         self._offer_host(parent)
@@ -250,7 +260,7 @@ class TreeHolds:
             yield from self.subtree(root)
 
     def _offer_host(self, node: Node) -> None:
-        if node.host is not None:
+        if node.host is not None and not node.backed_children:
             node.host.pool.leaves.offer(node)
 
     def _drop_empty_root(self, node: Node) -> None:
