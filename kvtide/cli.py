@@ -1,4 +1,4 @@
-"""The command line: `kvtide serve | demo | status | events | doctor | simulate | replay | bench soak`."""
+"""The command line: `kvtide serve | demo | status | events | doctor | simulate | replay | record | bench soak`."""
 
 import argparse
 import asyncio
@@ -67,6 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     _add(commands, "doctor", _doctor, "say whether the stack can run on this machine, and what to do", json=True)
     simulation.add_parser(commands)
     replay.add_parser(commands)
+    record = _add(commands, "record", _record, "write live traffic as a trace for replay: salted hashes, no text")
+    record.add_argument("trace", type=Path, metavar="FILE.jsonl[.gz]", help="a new file")
+    record.add_argument("--seconds", type=float, help="how long; default: until Ctrl-C")
     bench = commands.add_parser("bench", help="benchmarks", description="Benchmarks.")
     benches = bench.add_subparsers(required=True, metavar="BENCH")
     soak = _add(benches, "soak", _soak, "mixed load with aborts on tiny pools; looks for leaks", json=True)
@@ -147,6 +150,13 @@ async def _why(options: argparse.Namespace, config: Config) -> int:
         print(json.dumps(answer))
     else:
         print_why(answer, Console())
+    return 0
+
+
+async def _record(options: argparse.Namespace, config: Config) -> int:
+    from kvtide.replay.record import record
+
+    await record(config.scheduler_endpoint, options.trace, options.seconds, lambda line: print(line, flush=True))
     return 0
 
 

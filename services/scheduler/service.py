@@ -15,12 +15,23 @@ from services.scheduler.core.events import DeadlineReached, Event, PeerKey, Peer
 from services.scheduler.core.settings import CoreSettings
 from services.scheduler.core.status import integrity, status
 from services.scheduler.event_publisher import EventPublisher
+from services.scheduler.recorder import Recorder
 from shared.config import Config
 from shared.errors import ProtocolError
 from shared.link import BUSY_INTERVAL_S, IDLE_INTERVAL_S, MISSED_BEATS, new_epoch
 from shared.messages import ToScheduler
 from shared.messages.common import Heartbeat, HelloWanted, Message, Refused
-from shared.messages.gateway import Finish, GatewayHello, Reject, Status, StatusWanted, Usage, Why, WhyWanted
+from shared.messages.gateway import (
+    Finish,
+    GatewayHello,
+    RecordWanted,
+    Reject,
+    Status,
+    StatusWanted,
+    Usage,
+    Why,
+    WhyWanted,
+)
 from shared.messages.storage import StorageHello
 from shared.messages.worker import WorkerHello
 from shared.transport import Counters, Decoder, Router, decode_envelope, encode
@@ -57,6 +68,7 @@ class SchedulerService:
         self._publisher = (
             EventPublisher(config.events, config.cache.page_size, self.epoch) if config.events.endpoint else None
         )
+        self._recorder = Recorder(config.cache.page_size)
         self._decode = Decoder(ToScheduler)
         self._peers: dict[str, PeerRecord] = {}  # by identity
         self._started_s = time.monotonic()
@@ -129,7 +141,10 @@ class SchedulerService:
         elif isinstance(message, WhyWanted):
             found = self._core.why.of(message.request_ids)
             self._send(peer, Why(message.question, json.dumps(found).encode()))
+        elif isinstance(message, RecordWanted):
+            self._recorder.want(peer, message)
         else:
+            self._recorder.submitted(peer, message)
             self._feed(Received(peer, message))
 
     def _greet(self, peer: PeerKey, hello: Any) -> None:
@@ -169,6 +184,8 @@ class SchedulerService:
             case Reject(request_id, code, text):
                 log.info("request id=%s rejected=%d reason=%r", request_id, code, text)
         self._send(command.peer, command.message)
+        for peer, record in self._recorder.ended(command.peer, command.message):
+            self._send(peer, record)
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -202,6 +219,7 @@ class SchedulerService:
                 if record.up and silent_s > MISSED_BEATS * record.interval_s:
                     record.up = False
                     log.warning("peer_lost peer=%s silent_s=%.1f", record.key.identity, silent_s)
+                    self._recorder.leave(record.key)
                     self._feed(PeerLost(record.key))
                 elif not record.up and (silent_s > FORGET_PEER_S or record.role == "gateway"):
                     del self._peers[record.key.identity]

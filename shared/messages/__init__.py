@@ -41,6 +41,7 @@ ToGateway = (
     | gateway.Reject
     | gateway.Status
     | gateway.Why
+    | gateway.Recorded
 )
 FromWorker = (
     worker.WorkerHello
@@ -75,7 +76,13 @@ FromStorage = (
     | storage.ArchiveDone
 )
 FromGateway = (
-    gateway.GatewayHello | common.Heartbeat | gateway.Submit | gateway.Abort | gateway.StatusWanted | gateway.WhyWanted
+    gateway.GatewayHello
+    | common.Heartbeat
+    | gateway.Submit
+    | gateway.Abort
+    | gateway.StatusWanted
+    | gateway.WhyWanted
+    | gateway.RecordWanted
 )
 ToScheduler = FromWorker | FromStorage | FromGateway
 ToPageServer = (

@@ -112,3 +112,19 @@ class Status(Message, tag=True):
     """Scheduler -> gateway, command line."""
 
     body: bytes  # JSON object: docs/operations.md
+
+
+class RecordWanted(Message, tag=True):
+    """Command line -> scheduler: tell me of each request that comes and ends from now on."""
+
+    salt: bytes  # any; page ids are hashed with it
+
+
+class Recorded(Message, tag=True):
+    """Scheduler -> command line: a request has ended."""
+
+    arrived_ms: int  # ms since 1970
+    input_tokens: int  # tokens
+    output_tokens: int  # tokens
+    page_size: int  # tokens
+    ids: list[int]  # of its whole pages: 63 bits of SHA-256 over the salt and the page's digest
