@@ -21,6 +21,9 @@ TERMINATED = 143  # the same for SIGTERM
 
 BENCHES = {  # each is `measure` of kvtide.bench.NAME
     "copy": "page copies between device and host pool, against a plain copy",
+    "start": "from nothing to a first token, and the idle stack's processor time",
+    "step": "what a decode step costs beside the model",
+    "storage": "reads and writes of page files, against the raw disk",
 }
 
 Command = Callable[[argparse.Namespace, Config], Coroutine[Any, Any, int]]

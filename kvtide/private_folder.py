@@ -13,12 +13,12 @@ NEW_S = 60.0  # a folder without a lock that is younger may be about to get one
 
 
 @contextmanager
-def private_folder(prefix: str) -> Iterator[Path]:
-    """A new folder in the temporary directory whose name starts with `prefix` and suits as a stack's name."""
-    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+def private_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """A new folder in `parent`, else the temporary directory; its name starts with `prefix` and suits as a stack's."""
+    for left in (parent or Path(tempfile.gettempdir())).glob(f"{prefix}*"):
         if _abandoned(left):
             shutil.rmtree(left, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
         with (folder / LOCK_NAME).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

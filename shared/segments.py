@@ -40,6 +40,14 @@ class PageName(NamedTuple):
     checksums: Checksums  # uint32 [units], CRC32C
 
 
+class PageNames(NamedTuple):
+    """What some host pages hold, in their order."""
+
+    named: npt.NDArray[np.bool_]  # [n]; where it is False the others hold anything
+    digests: Bytes  # uint8 [n, 32]
+    checksums: Checksums  # uint32 [n, units], CRC32C
+
+
 class _Segment:
     """Both sides' view of a segment."""
 
@@ -72,6 +80,14 @@ class _Segment:
         state = int(row["state"])
         name = PageName(row["digest"].tobytes(), row["checksums"].copy())
         return name if state & 1 and state == int(row["state"]) else None
+
+    def names_of(self, pages: npt.NDArray[np.integer]) -> "PageNames":
+        """The names of pages, at once. Raises SegmentError as `name_of`."""
+        self._check(pages)
+        rows = self._rows()
+        found = rows[pages]
+        named = (found["state"] & 1 == 1) & (found["state"] == rows["state"][pages])
+        return PageNames(named, found["digest"], found["checksums"])
 
     def close(self) -> None:
         """Let the memory go: now, or when the last array that somebody made of it is gone."""

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from shared.errors import KvtideError
 from shared.messages.storage import SegmentInfo
+from shared.populate import populate
 from shared.segments import Bytes, Checksums, MappedSegment, map_segment
 
 PageIds = npt.NDArray[np.int64]
@@ -67,7 +68,9 @@ class MappedHostSegment:
 
     def __init__(self, info: SegmentInfo, identity: str, epoch: int) -> None:
         """Raises SegmentError when it can't be mapped."""
-        self._segment: MappedSegment = map_segment(info, identity, epoch)
+        segment = map_segment(info, identity, epoch)
+        self._segment: MappedSegment = segment
+        populate(lambda: segment.pages_array)
 
     @property
     def epoch(self) -> int:
@@ -88,11 +91,9 @@ class MappedHostSegment:
         self._segment.close()
 
     def _expected(self, host_pages: PageIds, digests: Sequence[bytes]) -> Checksums:
-        names = [self._segment.name_of(int(page)) for page in host_pages]
-        right = [
-            name for name, digest in zip(names, digests, strict=True) if name is not None and name.digest == digest
-        ]
-        if len(right) < len(names):
-            bad = [at for at, name in enumerate(names) if name is None or name.digest != digests[at]]
-            raise BadPages("name", -1, np.array(bad, dtype=np.int64))
-        return np.stack([name.checksums for name in right])
+        names = self._segment.names_of(host_pages)
+        wanted = np.frombuffer(b"".join(digests), np.uint8).reshape(names.digests.shape)
+        bad = np.flatnonzero(~names.named | (names.digests != wanted).any(axis=1))
+        if bad.size:
+            raise BadPages("name", -1, bad)
+        return names.checksums

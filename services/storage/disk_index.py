@@ -37,7 +37,8 @@ class PageKey(NamedTuple):
 
     def path(self, folder: Path) -> Path:
         """The page's file."""
-        return self.shard.path(folder) / f"{self.digest.hex()}{SUFFIX}"
+        digest = self.digest.hex()
+        return Path(f"{folder}/{self.model}/{digest[:SHARD_DIGITS]}/{digest}{SUFFIX}")
 
 
 class Entry(NamedTuple):
@@ -85,11 +86,20 @@ class DiskIndex:
 
     def use(self, key: PageKey) -> bool:
         """True if a good file is there; in any case the file is the most recently used from now on."""
+        return self.use_leading((key,)) == 1
+
+    def use_leading(self, keys: Iterable[PageKey]) -> int:
+        """Number of leading keys with a good file. Each, and the one that ends them, is the most recently used now."""
+        hits = 0
         with self._lock:
-            if key not in self._entries:
-                return False
-            self._entries.move_to_end(key)
-            return self._entries[key].good
+            for key in keys:
+                if key not in self._entries:
+                    break
+                self._entries.move_to_end(key)
+                if not self._entries[key].good:
+                    break
+                hits += 1
+        return hits
 
     def knows(self, key: PageKey) -> bool:
         """True if a file is there, good or bad."""

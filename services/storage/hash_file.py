@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -44,6 +45,7 @@ class HashFileBackend(Backend):
         self.tally = Tally()
         self.room = DiskRoom(folder, self.index, quota_bytes, free_floor_bytes, self.tally)
         self.verify = verify
+        self.io_threads = io_threads
         self.readers = ThreadPoolExecutor(io_threads, "l3-read")
         self.writers = ThreadPoolExecutor(io_threads, "l3-write")
         self._scanner = ThreadPoolExecutor(1, "l3-scan")
@@ -116,8 +118,7 @@ class HashFilePages(ModelPages):
 
     async def batch_exists(self, digests: Sequence[bytes]) -> int:
         check_batch(digests)
-        hits = itertools.takewhile(lambda digest: self._store.index.use(self._key(digest)), digests)
-        return sum(1 for _ in hits)
+        return self._store.index.use_leading(map(self._key, digests))
 
     async def batch_get(
         self, digests: Sequence[bytes], buffers: Sequence[memoryview], stop: threading.Event
@@ -154,12 +155,24 @@ class HashFilePages(ModelPages):
         return PageKey(self._model, digest)
 
     async def _all(self, executor: ThreadPoolExecutor, work: Sequence[Callable[[], T]]) -> list[T]:
-        calls = (self._store.in_thread(executor, each) for each in work)
-        results = await asyncio.gather(*calls, return_exceptions=True)  # all: no thread may outlive the batch
-        for each in results:
-            if isinstance(each, BaseException):
-                raise each
-        return [each for each in results if not isinstance(each, BaseException)]
+        """Results of `work` in its order. A thread takes piece after piece: to be woken for each would take longer than
+        a small page does. A caller that is cancelled leaves at most the pieces behind that have begun."""
+        waiting = iter(range(len(work)))  # safe for threads: each number comes once
+        results: dict[int, T] = {}
+
+        def take() -> None:
+            for at in waiting:
+                results[at] = work[at]()
+
+        threads = min(self._store.io_threads, len(work))
+        calls = (self._store.in_thread(executor, take) for _ in range(threads))
+        try:
+            for ended in await asyncio.gather(*calls, return_exceptions=True):  # all: no thread may outlive the batch
+                if isinstance(ended, BaseException):
+                    raise ended
+        finally:
+            deque(waiting, maxlen=0)
+        return [results[at] for at in range(len(work))]
 
     def _get(self, digest: bytes, page: memoryview, stop: threading.Event) -> PageRead:
         store, key = self._store, self._key(digest)

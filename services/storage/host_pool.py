@@ -13,6 +13,7 @@ from shared.errors import CapacityError, SegmentError
 from shared.geometry import PageGeometry
 from shared.link import new_epoch
 from shared.messages.storage import Holder
+from shared.populate import populate
 from shared.segment_files import list_holders, remove_stale_segments
 from shared.segments import OwnedSegment, create_segment
 
@@ -89,7 +90,7 @@ class HostPool:
                     "lower cache.host_bytes"
                 )
             start_s = time.monotonic()
-            self.current = await asyncio.to_thread(
+            segment = await asyncio.to_thread(
                 create_segment,
                 self._folder,
                 self._storage_id,
@@ -101,9 +102,11 @@ class HostPool:
             )
             log.info(
                 "segment_opened epoch=%d pages=%d bytes=%d seconds=%.2f",
-                self.current.epoch, pages, self.current.size, time.monotonic() - start_s,
+                segment.epoch, pages, segment.size, time.monotonic() - start_s,
             )  # fmt: skip
-            return self.current
+            populate(lambda: segment.pages_array)
+            self.current = segment
+            return segment
 
     def scan(self) -> list[Holder]:
         """Look who maps any segment now. Those that ended since go to `exited`."""

@@ -30,6 +30,7 @@ FIXED = struct.Struct("<8sII32s32sQQ")
 FIELDS = ("magic", "version", "header bytes", "model fingerprint", "digest", "page bytes", "units")
 CHECK = struct.Struct("<I")
 OPEN_TO_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO must not hold a thread
+OPEN_TO_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 TOUCH_AFTER_S = 60  # a hit renews a file's time at most this often: a restart's LRU is right to the minute
 
 
@@ -44,6 +45,12 @@ class PageFormat:
         self.model_fingerprint = model_fingerprint
         self.geometry = geometry
         self.page_bytes = geometry.page_bytes
+        units = [geometry.unit_bytes(part) for part in range(len(geometry.parts))]
+        if len(set(units)) == 1:
+            units, per_run = units[:1], geometry.units
+        else:
+            per_run = geometry.layers
+        self._runs = [(geometry.unit_offset(part, 0), unit, unit * per_run) for part, unit in enumerate(units)]
         used = FIXED.size + 4 * geometry.units + CHECK.size
         self.header_bytes = -(-used // block) * block
 
@@ -64,21 +71,17 @@ class PageFormat:
         for field, value, want in zip(FIELDS, found, wanted, strict=True):
             if value != want:
                 raise CorruptPageError(f"{field} is {value!r} instead of {want!r}")
-        if CHECK.unpack_from(header, self.header_bytes - CHECK.size)[0] != crc32c(header[: -CHECK.size]):
+        if CHECK.unpack_from(header, self.header_bytes - CHECK.size)[0] != crc32c(memoryview(header)[: -CHECK.size]):
             raise CorruptPageError("the header's checksum is wrong")
         return np.frombuffer(header, "<u4", self.geometry.units, FIXED.size).astype(np.uint32)
 
     def checksums_of(self, page: memoryview) -> Checksums:
         """uint32 [units] of a page's bytes."""
-        geometry, tables = self.geometry, []
-        for part in range(len(geometry.parts)):
-            start, unit = geometry.unit_offset(part, 0), geometry.unit_bytes(part)
-            tables.append(crc32c_units(page[start : start + unit * geometry.layers], unit))
-        return np.concatenate(tables)
+        return np.concatenate([crc32c_units(page[start : start + size], unit) for start, unit, size in self._runs])
 
     def verify(self, page: memoryview, checksums: Checksums) -> None:
         """Raises CorruptPageError when a page's bytes differ from its checksums, uint32 [units]."""
-        wrong = np.flatnonzero(self.checksums_of(page) != checksums)
+        wrong = (self.checksums_of(page) != checksums).nonzero()[0]
         if wrong.size:
             raise CorruptPageError(
                 f"{wrong.size} of {checksums.size} units differ from their checksum, first {wrong[0]}"
@@ -104,6 +107,7 @@ def read_page(path: Path, layout: PageFormat, digest: bytes, page: memoryview, *
             raise CorruptPageError("it is no regular file")
         if status.st_size != layout.file_bytes:
             raise CorruptPageError(f"the file has {status.st_size} bytes instead of {layout.file_bytes}")
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)  # a cold page in one request instead of small ones
         _whole(os.preadv, file, [memoryview(header), page])
         if time.time() - status.st_mtime > TOUCH_AFTER_S:
             with contextlib.suppress(PermissionError):  # another user's file in a shared folder
@@ -122,9 +126,12 @@ def write_page(path: Path, layout: PageFormat, digest: bytes, page: memoryview, 
     The temporary file is locked while its writer lives: see `disk_scan`. Raises OSError, and leaves nothing then.
     """
     test_hooks.before_write()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.stem}.{own}.tmp")
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        file = os.open(temporary, OPEN_TO_WRITE, 0o600)
+    except FileNotFoundError:  # the first page of its folder
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(temporary, OPEN_TO_WRITE, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.posix_fallocate(file, 0, layout.file_bytes)

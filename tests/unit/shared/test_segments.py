@@ -78,6 +78,18 @@ def test_names_are_seen_by_the_mapper_who_cannot_write_them(owned: OwnedSegment,
         mapped._rows()["state"][2] = 0
 
 
+def test_the_names_of_many_pages_are_read_at_once(owned: OwnedSegment, mapped: MappedSegment) -> None:
+    owned.set_names(np.array([2, 5], dtype=np.int32), b"a" * 32 + b"b" * 32, some_checksums(2))
+    owned.set_names(np.array([6], dtype=np.int32), b"c" * 32, some_checksums(1))
+    owned.clear_names(np.array([6], dtype=np.int32))
+    names = mapped.names_of(np.array([5, 3, 2, 6]))
+    assert names.named.tolist() == [True, False, True, False]
+    assert [row.tobytes() for row in names.digests[[0, 2]]] == [b"b" * 32, b"a" * 32]
+    assert (names.checksums[[2, 0]] == some_checksums(2)).all()
+    with pytest.raises(SegmentError, match=r"outside 1\.\.7"):
+        mapped.names_of(np.array([5, 8]))
+
+
 def test_a_name_that_changes_while_it_is_read_is_no_name(owned: OwnedSegment, mapped: MappedSegment) -> None:
     page = np.array([2], dtype=np.int32)
     owned.set_names(page, b"a" * 32, some_checksums(1))

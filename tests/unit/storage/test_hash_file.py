@@ -4,12 +4,14 @@ import asyncio
 import fcntl
 import os
 import stat
+import threading
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 import pytest
 
-from services.storage import disk_room
+from services.storage import disk_room, hash_file
 from services.storage.page_file import BLOCK, FIXED, PageFormat
 from shared.errors import StorageError
 from shared.geometry import PageGeometry, Part
@@ -291,3 +293,40 @@ async def test_a_folder_that_cannot_be_used_is_refused_by_name(make_store: MakeS
 
 def test_the_numbers_of_these_tests() -> None:
     assert PageFormat(MODEL, GEOMETRY).file_bytes == FILE_BYTES
+
+
+async def test_a_cancelled_batch_begins_no_further_page(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its buffers are host pages, and belong to somebody else soon."""
+    store = await make_store()
+    pages = await store.of_model(MODEL, GEOMETRY)
+    await put(pages, *range(8))
+    begun: list[Path] = []
+    first, let_go = threading.Event(), threading.Event()
+
+    def read_page(path: Path, *arguments: object, **options: object) -> None:
+        begun.append(path)
+        first.set()
+        let_go.wait(10)
+        raise OSError("slow disk")
+
+    monkeypatch.setattr(hash_file, "read_page", read_page)
+    batch = asyncio.create_task(get(pages, *range(8)))
+    assert await asyncio.to_thread(first.wait, 10)
+    batch.cancel()
+    await asyncio.wait([batch])
+    let_go.set()
+    store.readers.shutdown(wait=True)
+    assert 1 <= len(begun) <= store.io_threads
+
+
+@pytest.mark.parametrize("dims", [(8, 8), (8, 4), (4, 8, 2)])
+def test_checksums_are_in_the_order_of_the_units(dims: tuple[int, ...]) -> None:
+    geometry = PageGeometry(4, 3, tuple(Part(f"part{at}", 2, dim, "float32") for at, dim in enumerate(dims)))
+    page = np.random.default_rng(1).bytes(geometry.page_bytes)
+    wanted = np.zeros(geometry.units, np.uint32)
+    for part in range(len(dims)):
+        for layer in range(geometry.layers):
+            start = geometry.unit_offset(part, layer)
+            unit = page[start : start + geometry.unit_bytes(part)]
+            wanted[geometry.unit_index(part, layer)] = google_crc32c.value(unit)
+    assert PageFormat(MODEL, geometry).checksums_of(memoryview(page)).tolist() == wanted.tolist()
