@@ -54,6 +54,7 @@ def core_settings(page_size: int, tiers: Tiers, eviction: str, write_policy: str
         prefetch=tiers.storage > 0,
         prefetch_threshold=scaled(defaults.prefetch_threshold, page_size),
         host_tier=tiers.host > 0,
+        explain=False,  # nobody asks why, and remembering costs a digest for each page
         request_timeout_s=TIMEOUT_S,
         **more,
     )
