@@ -115,6 +115,9 @@ FAMILIES = {
     "kv_cache_bytes": Family("gauge", "Bytes in use.", TIER),
     "kv_cache_capacity_bytes": Family("gauge", "Bytes of the pool, or L3's quota.", TIER),
     "evicted_pages_total": Family("counter", "Pages that made room for others.", TIER),
+    "evicted_unread_pages_total": Family("counter", "Evicted pages that were written and never read.", TIER),
+    "recomputed_tokens_total": Family("counter", "Prompt tokens computed that the tier had held before.", ("tier",)),
+    "written_bytes_per_hit_token": Family("gauge", "Bytes written to the tier over tokens that it gave.", ("tier",)),
     "transfer_pages_total": Family("counter", "Pages moved between tiers.", MOVE),
     "transfer_bytes_total": Family("counter", "Bytes moved between tiers.", MOVE),
     "transfer_seconds_total": Family("counter", "Seconds spent on moving them.", MOVE),
@@ -149,6 +152,9 @@ COUNTER_RULES: list[Rule] = [  # of the scheduler's counters
     ("prompt_tokens", "prefix_cache_queries_total"),
     ("(device|host|storage)_hit_tokens", "prefix_cache_hits_total", r"\1"),
     ("(device|host)_evicted_pages", "evicted_pages_total", r"\1"),
+    ("host_evicted_unread_pages", "evicted_unread_pages_total", "host"),
+    ("recomputed_(device|host|storage)_tokens", "recomputed_tokens_total", r"\1"),
+    ("recomputed_tokens", "recomputed_tokens_total", "any"),
     (r"rejected_(\d+)", "requests_rejected_total", r"\1"),
     (r"abort_(\w+)", "requests_aborted_total", r"\1"),
     (r"backup_dropped_(\w+)", "dropped_pages_total", "write_backup", r"\1"),
@@ -166,6 +172,7 @@ STAT_RULES: list[Rule] = [  # of the numbers in a worker's or a storage's heartb
     ("l3_corrupt", "corrupt_pages_total", "storage"),
     ("l3_miss", "storage_missed_pages_total"),
     ("l3_evicted", "evicted_pages_total", "storage"),
+    ("l3_evicted_unread", "evicted_unread_pages_total", "storage"),
     ("l3_dropped", "dropped_pages_total", "archive", "queue_full"),
     ("l3_attached", "storage_attached"),
     ("l3_files", "kv_cache_pages", "storage", "stored"),
@@ -226,6 +233,9 @@ class StatusPage:
         self._add("integrity_ok", status["integrity"] == "ok" if "integrity" in status else None)
         self._add("scheduler_ready", status.get("ready"))
         self._add("scheduler_uptime_seconds", scheduler.get("uptime_s"))
+        for tier in ("host", "storage"):
+            value = _part(_part(status, "investment"), tier).get("bytes_per_hit_token")
+            self._add("written_bytes_per_hit_token", value, tier)
         for reason, count in scheduler.items():
             if reason not in ("epoch", "uptime_s"):
                 self._add("messages_dropped_total", count, reason)

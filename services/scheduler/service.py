@@ -15,6 +15,7 @@ from services.scheduler.core.events import DeadlineReached, Event, PeerKey, Peer
 from services.scheduler.core.settings import CoreSettings
 from services.scheduler.core.status import integrity, status
 from services.scheduler.event_publisher import EventPublisher
+from services.scheduler.investment import investment
 from services.scheduler.recorder import Recorder
 from shared.config import Config
 from shared.errors import ProtocolError
@@ -244,6 +245,7 @@ class SchedulerService:
             self._rest_s = INTEGRITY_REST * (time.monotonic() - now)
         return status(self._core) | {
             "integrity": self._integrity,
+            "investment": investment(self._core.state.counters, (record.stats for record in self._peers.values())),
             "integrity_age_s": round(now - self._checked_s, 1),
             "scheduler": {"epoch": self.epoch, "uptime_s": round(now - self._started_s, 1), **self.counters},
             "peers": [

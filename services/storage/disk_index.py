@@ -47,6 +47,7 @@ class Entry(NamedTuple):
     size: int  # bytes that it takes
     round: int  # scan round in which it was added
     good: bool  # False: it failed its check and could not be moved away
+    read: bool  # its bytes were asked for, or it was there before this process, which can't know
 
 
 class DropLog:
@@ -112,6 +113,18 @@ class DiskIndex:
             if key in self._entries:
                 self._entries[key] = self._entries[key]._replace(good=False)
 
+    def note_read(self, key: PageKey) -> None:
+        """The bytes of a file were read."""
+        with self._lock:
+            if key in self._entries:
+                self._entries[key] = self._entries[key]._replace(read=True)
+
+    def was_read(self, key: PageKey) -> bool:
+        """Were they ever, as far as is known?"""
+        with self._lock:
+            entry = self._entries.get(key)
+            return entry is None or entry.read
+
     def add(self, key: PageKey, size: int) -> None:
         """A file was written; it replaces what was known of it."""
         with self._lock:
@@ -167,11 +180,11 @@ class DiskIndex:
         with self._lock:
             for key, size in sizes.items():
                 if key not in self._entries:
-                    self._add(key, size)
+                    self._add(key, size, read=True)
 
-    def _add(self, key: PageKey, size: int) -> None:
+    def _add(self, key: PageKey, size: int, *, read: bool = False) -> None:
         self._forget(key)
-        self._entries[key] = Entry(size, self._round, good=True)
+        self._entries[key] = Entry(size, self._round, good=True, read=read)
         self._shards[key.shard].add(key)
         self._bytes += size
 

@@ -121,8 +121,10 @@ class DiskRoom:
         key = self._index.oldest()
         if key is None:
             return False
+        was_read = self._index.was_read(key)
         if self.remove(key):
             self._tally.add("evicted")
+            self._tally.add("evicted_unread", not was_read)
         return True
 
     def _remove_bad(self) -> bool:

@@ -24,8 +24,8 @@ from shared.messages.storage import BackendInfo
 from shared.segments import Checksums
 
 COUNTED = (
-    "get_pages", "get_bytes", "set_pages", "set_bytes", "miss", "evicted", "corrupt", "quarantined", "dropped",
-    "remove_failed", "read_failed", "scan_failed",
+    "get_pages", "get_bytes", "set_pages", "set_bytes", "miss", "evicted", "evicted_unread", "corrupt", "quarantined",
+    "dropped", "remove_failed", "read_failed", "scan_failed",
 )  # fmt: skip
 
 T = TypeVar("T")
@@ -194,6 +194,7 @@ class HashFilePages(ModelPages):
         except OSError as error:
             store.tally.note("read_failed", error)
             return PageRead(failed=True)
+        store.index.note_read(key)
         store.tally.add("get_pages")
         store.tally.add("get_bytes", self._layout.page_bytes)
         return PageRead(checksums)

@@ -171,6 +171,12 @@ async def test_a_chat_says_which_tier_had_its_prompt(browser: Browser, stack: St
     await browser.chat("And where is it highest?")
     second = await browser.until("#chat-log .origin:last-child", "First token after")
     assert "from device" in second
+    await browser.run("document.querySelectorAll('.why').forEach(each => { each.open = true })")
+    reasons = await browser.text("#chat-log .origin:last-child .why")
+    assert re.search(r"0–\d+ from device", reasons)
+    assert "device: never seen; host: never seen; storage: never seen" in reasons
+    assert "always computed" in reasons
+    assert re.search(r"[0-9a-f]{8}\s.*device", await browser.until("#prefixes", "device"), re.DOTALL)
     assert await browser.run("return document.querySelectorAll('.said').length") == 4
     assert await browser.console() == []
 

@@ -4,6 +4,7 @@ import { Chart, tokens } from "./chart.js";
 import { Chat } from "./chat.js";
 import { byId, count, decimal, duration, element, keyed, percent, plural, bytes, say } from "./dom.js";
 import { Feed, History, forgetKey, hasKey, headers } from "./feed.js";
+import { showPrefixes } from "./prefixes.js";
 import { showTiers } from "./tiers.js";
 import { Watcher, listed, troubles } from "./trouble.js";
 
@@ -93,6 +94,7 @@ function show(status) {
   tiles(status);
   showTiers(byId("tiers"), history);
   chart.show(history);
+  showPrefixes(status);
   processes(status);
   trouble(status);
 }

@@ -1,7 +1,8 @@
-// The chat box: streams an answer and shows which tier had how many of its prompt's tokens.
+// The chat box: streams an answer and shows which tier had which of its prompt's tokens, and why the rest was computed.
 
 import { byId, count, decimal, element, plural } from "./dom.js";
 import { headers } from "./feed.js";
+import { why } from "./why.js";
 
 const PARTS = ["device", "host", "storage", "computed"];
 
@@ -79,7 +80,7 @@ export class Chat {
   async #stream(messages, show) {
     const started = performance.now();
     const body = {
-      model: this.#model, messages, stream: true, stream_options: { include_usage: true },
+      model: this.#model, messages, stream: true, stream_options: { include_usage: true }, kvtide_explain: true,
       max_tokens: Math.max(1, Number(byId("chat-max").value) || 200),
     };
     const response = await fetch("v1/chat/completions", {
@@ -89,7 +90,7 @@ export class Chat {
     });
     if (response.status === 401) this.keyWanted();
     if (!response.ok) throw new Error((await response.json().catch(() => null))?.error?.message ?? `HTTP ${response.status}`);
-    const result = { usage: null, firstMs: 0, seconds: 0 };
+    const result = { usage: null, explanation: null, firstMs: 0, seconds: 0 };
     let complete = false;
     for await (const data of events(response.body)) {
       if (data === "[DONE]") {
@@ -99,6 +100,7 @@ export class Chat {
       const event = JSON.parse(data);
       if (event.error) throw new Error(event.error.message);
       result.usage = event.usage ?? result.usage;
+      result.explanation = event.kvtide?.explanation?.[0] ?? result.explanation;
       const text = event.choices?.[0]?.delta?.content;
       if (text) {
         result.firstMs ||= performance.now() - started;
@@ -137,7 +139,7 @@ async function* events(body) {
 }
 
 /** A bar of the prompt's tokens by tier, and the words for it. */
-function origin({ usage, firstMs, seconds }) {
+function origin({ usage, explanation, firstMs, seconds }) {
   const box = element("div", { class: "origin small" });
   if (!usage) return box;
   const details = usage.prompt_tokens_details;
@@ -153,6 +155,6 @@ function origin({ usage, firstMs, seconds }) {
   const list = element("span");
   list.textContent = details ? `Prompt of ${plural(usage.prompt_tokens, "token")}: ${words.join(", ")}.` : "The scheduler could not say which tier had the prompt.";
   const speed = usage.completion_tokens > 1 && seconds > 0 ? `, then ${decimal((usage.completion_tokens - 1) / seconds)} tokens/s` : "";
-  box.append(bar, list, element("span", { class: "quiet" }, ` First token after ${count(firstMs)} ms${speed}.`));
+  box.append(bar, list, element("span", { class: "quiet" }, ` First token after ${count(firstMs)} ms${speed}.`), why(explanation));
   return box;
 }

@@ -8,6 +8,7 @@ import numpy as np
 from services.scheduler.core.integrity import check_integrity
 from services.scheduler.core.operations import Step
 from services.scheduler.core.pages import HostPool
+from services.scheduler.core.prefixes import top_prefixes
 from services.scheduler.core.request import RequestState
 from shared.errors import IntegrityError
 
@@ -37,6 +38,7 @@ def status(core: "Core") -> dict[str, Any]:
         "device": device,
         "host": hosts,
         "tree": {"nodes": sum(1 for _ in core.state.tree.nodes()), "namespaces": len(core.state.tree.roots)},
+        "prefixes": top_prefixes(core.state.tree, core.state.ghosts),
         "counters": dict(sorted(core.state.counters.items())),
     }
 

@@ -31,6 +31,9 @@ STATUS: dict[str, Any] = {
         "host_hit_tokens": 50,
         "storage_hit_tokens": 25,
         "device_evicted_pages": 5,
+        "host_evicted_unread_pages": 8,
+        "recomputed_device_tokens": 30,
+        "recomputed_tokens": 40,
         "backup_dropped_no_host_page": 6,
         "archive_dropped_pages": 7,
         "load_failed_checksum": 1,
@@ -40,6 +43,7 @@ STATUS: dict[str, Any] = {
         "abort_running": 4,
         "retracted": 5,
     },
+    "investment": {"host": {"bytes_per_hit_token": 6.5}, "storage": {"bytes_per_hit_token": None}},
     "scheduler": {"epoch": 1, "uptime_s": 12.5, "old_epoch": 2},
     "peers": [
         {
@@ -60,6 +64,7 @@ STATUS: dict[str, Any] = {
             "stats": {
                 "host_bytes": 8000, "l3_attached": 0, "l3_bytes": 250, "l3_quota_bytes": 1000, "l3_files": 2,
                 "l3_set_pages": 2, "l3_set_bytes": 250, "l3_corrupt": 1, "l3_read_failed": 1, "l3_miss": 4,
+                "l3_evicted_unread": 9,
             },
         },
         {"identity": "cli-77", "role": "gateway", "up": True, "silent_s": 0, "stats": {}},
@@ -122,6 +127,11 @@ async def test_the_metrics_of_a_status(stack: Stack) -> None:
         'kv_cache_bytes{tier="host",peer="storage-0"}': 2000,
         'kv_cache_capacity_bytes{tier="host",peer="storage-0"}': 8000,
         'evicted_pages_total{tier="device",peer="scheduler"}': 5,
+        'evicted_unread_pages_total{tier="host",peer="scheduler"}': 8,
+        'evicted_unread_pages_total{tier="storage",peer="storage-0"}': 9,
+        'recomputed_tokens_total{tier="device"}': 30,
+        'recomputed_tokens_total{tier="any"}': 40,
+        'written_bytes_per_hit_token{tier="host"}': 6.5,
         'transfer_pages_total{operation="write_backup",peer="gpu_worker-0"}': 3,
         'transfer_bytes_total{operation="archive",peer="storage-0"}': 250,
         'transfer_seconds_total{operation="write_backup",peer="gpu_worker-0"}': 0.5,

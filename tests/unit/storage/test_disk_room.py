@@ -133,3 +133,16 @@ async def test_store_04_bad_files_make_room_first(make_store: MakeStore, immovab
     assert store.stats()["l3_evicted"] == 1
     assert not bad.exists()
     assert store.stats()["l3_bytes"] == disk_bytes(store.folder) == 3 * FILE_BYTES
+
+
+async def test_metric_02_an_evicted_page_that_nobody_read_is_counted(make_store: MakeStore) -> None:
+    store = await make_store(quota_pages=2)
+    pages = await store.of_model(MODEL, GEOMETRY)
+    await put(pages, 0, 1)
+    await hits(pages, 0)
+    await put(pages, 2, 3)
+    assert (store.stats()["l3_evicted"], store.stats()["l3_evicted_unread"]) == (2, 1)
+    await store.close()
+    again = await make_store(quota_pages=2)
+    await put(await again.of_model(MODEL, GEOMETRY), 4)
+    assert again.stats()["l3_evicted_unread"] == 0  # what an earlier process has read isn't known
