@@ -87,6 +87,11 @@ class Ghosts:
         """What became of a page that the tier hasn't; None = nobody remembers."""
         return self._tables[tier].get(digest)
 
+    def fates(self, digests: list[bytes]) -> list[tuple[Fate | None, Fate | None, Fate | None]]:
+        """The fate of each page in each tier."""
+        device, host, storage = (self._tables[tier].get for tier in TIERS)
+        return [(device(digest), host(digest), storage(digest)) for digest in digests]
+
     def __len__(self) -> int:
         return sum(map(len, self._tables.values()))
 

@@ -4,7 +4,7 @@ An explanation is made at admission, from the tree, the ghosts and what the requ
 """
 
 from collections import OrderedDict
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from services.scheduler.core.ghosts import TIERS, Fate, Tier
@@ -26,16 +26,44 @@ STORAGE_DOWN, NOT_ASKED = Fate("storage_down"), Fate("not_asked")
 OTHER_NAMESPACE = Fate("other_namespace")
 
 
-class _Page(NamedTuple):
-    """One page of a prompt."""
+Known = tuple[Fate | None, Fate | None, Fate | None]  # a page's last fate in each tier
 
-    tier: Tier | str  # that gave it, or "computed"
-    fates: tuple[Fate, ...]  # in the tiers before that one; of all three when it was computed
+
+class _Run(NamedTuple):
+    """Consecutive pages with one story."""
+
+    first: int  # page
+    last: int  # page after the last
+    tier: str  # that gave them, or "computed"
+    fates: tuple[Fate, ...]  # in the tiers before that one; of all three when they were computed
 
     @property
     def alike(self) -> tuple[Any, ...]:
-        """Pages with equal values are one segment."""
+        """Runs with equal values are one segment."""
         return (self.tier, *((fate.reason, fate.cause, fate.request_id) for fate in self.fates))
+
+
+class _Case(NamedTuple):
+    """A request at its admission; borders between pages.
+
+    | 0 .. device: there | .. shared: loaded | .. matched: in host memory, not loaded | .. stranded: the same, in a pool
+    that can't be used | .. limit: in no tier |
+    """
+
+    request: Request
+    device: int
+    shared: int
+    matched: int
+    stranded: int
+    limit: int
+    seen: dict[Tier, int]  # leading pages that another namespace of the tenant has
+    usable: bool  # some host pool
+
+    def borders(self) -> set[int]:
+        """Where the story may change, the ghosts apart."""
+        notes = [at for note in self.request.lookup_notes for at in (note.first, note.first + 1, note.last)]
+        whole = (self.shared, self.matched, self.stranded, *self.request.prefetched, *self.seen.values(), *notes)
+        return {at for at in whole if self.device < at < self.limit}
 
 
 class Why:
@@ -55,23 +83,30 @@ class Why:
         """Explain a request that has just been given its path. A second time replaces the first: a load has failed."""
         if not self._state.settings.explain:
             return
-        size = self._state.settings.page_size
-        limit = (request.prompt_tokens - 1) // size
-        device, shared = min(match.device_pages, limit), min(request.shared, limit)
-        pages = [_Page("device", ())] * device
-        digests = self._digests(request, match, limit)
-        seen = self._elsewhere(request, limit)
-        stranded = self._stranded(request, match)
-        for at in range(device, limit):
-            fates = [self._fate("device", digests[at - device], seen, at)]
-            storage = request.prefetched[0] <= at < request.prefetched[1]
-            if at >= shared or storage:
-                fates.append(self._host_fate(request, match, digests[at - device], seen, at, stranded))
-            if at >= shared:
-                fates.append(self._storage_fate(request, digests[at - device], at))
-            tier = "computed" if at >= shared else "storage" if storage else "host"
-            pages.append(_Page(tier, tuple(fates)))
-        self._keep(request, pages, self._recomputed(digests, device, shared, match))
+        limit = (request.prompt_tokens - 1) // self._state.settings.page_size
+        case = _Case(
+            request,
+            device=min(match.device_pages, limit),
+            shared=min(request.shared, limit),
+            matched=match.device_pages + match.host_pages,
+            stranded=self._stranded(request, match),
+            limit=limit,
+            seen=self._elsewhere(request, limit),
+            usable=any(pool.usable for pool in self._host.pools.values()),
+        )
+        known = self._state.ghosts.fates(self._digests(request, match, limit))
+        changes = {case.device + at for at in range(1, len(known)) if known[at] != known[at - 1]}
+        borders = sorted({case.device, limit} | changes | case.borders())
+        runs = [_Run(0, case.device, "device", ())] if case.device else []
+        recomputed = dict.fromkeys((*TIERS, "any"), 0)
+        for first, last in pairwise(borders):
+            told = known[first - case.device]
+            runs.append(self._run(case, first, last, told))
+            if runs[-1].tier == "computed":
+                held = _held(told, first < case.matched)
+                for name in held:
+                    recomputed[name] += (last - first) * self._state.settings.page_size
+        self._keep(request, runs, recomputed)
 
     def _digests(self, request: Request, match: Match, limit: int) -> list[bytes]:
         """Of the pages after those on the device."""
@@ -83,30 +118,32 @@ class Why:
         digests += chain(parent, rest, self._state.settings.page_size)
         return digests[: max(0, limit - match.device_pages)]
 
-    # --- one page in one tier -----------------------------------------------------------------------------------
+    # --- one run ------------------------------------------------------------------------------------------------
 
-    def _fate(self, tier: Tier, digest: bytes, seen: dict[Tier, int], at: int) -> Fate:
-        known = self._state.ghosts.fate(tier, digest)
-        return known or (OTHER_NAMESPACE if at < seen.get(tier, 0) else NEVER_SEEN)
+    def _run(self, case: _Case, first: int, last: int, known: Known) -> _Run:
+        device, host, storage = known
+        fetched = case.request.prefetched[0] <= first < case.request.prefetched[1]
+        fates = [_fate(case, "device", device, first)]
+        if first < case.shared and not fetched:
+            return _Run(first, last, "host", tuple(fates))
+        fates.append(self._host_fate(case, host, first))
+        if first < case.shared:
+            return _Run(first, last, "storage", tuple(fates))
+        return _Run(first, last, "computed", (*fates, self._storage_fate(case, storage, first)))
 
-    def _host_fate(
-        self, request: Request, match: Match, digest: bytes, seen: dict[Tier, int], at: int, stranded: int
-    ) -> Fate:
+    def _host_fate(self, case: _Case, known: Fate | None, at: int) -> Fate:
         if not self._state.settings.host_tier:
             return OFF
-        matched = match.device_pages + match.host_pages
-        if request.shared <= at < matched:
-            gave_up = request.load_failures >= MAX_LOAD_FAILURES
+        if case.shared <= at < case.matched:
+            gave_up = case.request.load_failures >= MAX_LOAD_FAILURES
             return Fate("failed", "load_back") if gave_up else Fate("below_threshold", "load_back_threshold")
-        if matched <= at < stranded:
+        if case.matched <= at < case.stranded:
             return STORAGE_DOWN
-        fate = self._fate("host", digest, seen, at)
-        usable = any(pool.usable for pool in self._host.pools.values())
-        return STORAGE_DOWN if fate is NEVER_SEEN and not usable else fate
+        fate = _fate(case, "host", known, at)
+        return STORAGE_DOWN if fate is NEVER_SEEN and not case.usable else fate
 
-    def _storage_fate(self, request: Request, digest: bytes, at: int) -> Fate:
-        note = request.lookup_note(at)
-        known = self._state.ghosts.fate("storage", digest)
+    def _storage_fate(self, case: _Case, known: Fate | None, at: int) -> Fate:
+        note = case.request.lookup_note(at)
         if note is None:
             return known if known is not None and known.reason != "stored" else NOT_ASKED
         if note.reason != "never_seen":
@@ -158,19 +195,7 @@ class Why:
 
     # --- the whole ----------------------------------------------------------------------------------------------
 
-    def _recomputed(self, digests: list[bytes], device: int, shared: int, match: Match) -> dict[str, int]:
-        """Tokens that are computed though a tier had them before, by tier; "any" of them."""
-        size, found = self._state.settings.page_size, dict.fromkeys((*TIERS, "any"), 0)
-        for at in range(shared, device + len(digests)):
-            fates = {tier: self._state.ghosts.fate(tier, digests[at - device]) for tier in TIERS}
-            held = [tier for tier, fate in fates.items() if fate is not None and fate.held]
-            if at < match.device_pages + match.host_pages and "host" not in held:
-                held.append("host")
-            for name in [*held, "any"] if held else ():
-                found[name] += size
-        return found
-
-    def _keep(self, request: Request, pages: list[_Page], recomputed: dict[str, int]) -> None:
+    def _keep(self, request: Request, runs: list[_Run], recomputed: dict[str, int]) -> None:
         before = self._kept.pop(request.key.request_id, {}).get("recomputed_tokens", {})
         for name, tokens in recomputed.items():
             counter = "recomputed_tokens" if name == "any" else f"recomputed_{name}_tokens"
@@ -180,24 +205,23 @@ class Why:
             "prompt_tokens": request.prompt_tokens,
             "page_size": self._state.settings.page_size,
             "recomputed_tokens": recomputed,
-            "segments": self._segments(request, pages),
+            "segments": self._segments(request, runs),
         }
         if len(self._kept) > MAX_EXPLANATIONS:
             self._kept.popitem(last=False)
 
-    def _segments(self, request: Request, pages: list[_Page]) -> list[dict[str, Any]]:
+    def _segments(self, request: Request, runs: list[_Run]) -> list[dict[str, Any]]:
         size, at = self._state.settings.page_size, 0
         segments: list[dict[str, Any]] = []
-        for _, group in groupby(pages, key=lambda page: page.alike):
+        for _, group in groupby(runs, key=lambda run: run.alike):
             alike = list(group)
-            end = at + len(alike) * size
+            first, at = at, alike[-1].last * size
             if len(segments) < MAX_SEGMENTS:
-                page = max(alike, key=lambda page: max((fate.at for fate in page.fates), default=0.0))
-                missed = {tier: self._told(request, fate) for tier, fate in zip(TIERS, page.fates, strict=False)}
-                segments.append({"from_token": at, "to_token": end, "tier": page.tier, "missed": missed})
+                run = max(alike, key=lambda run: max((fate.at for fate in run.fates), default=0.0))
+                missed = {tier: self._told(request, fate) for tier, fate in zip(TIERS, run.fates, strict=False)}
+                segments.append({"from_token": first, "to_token": at, "tier": run.tier, "missed": missed})
             else:
-                segments[-1] |= {"to_token": end, "tier": "mixed", "missed": {}}
-            at = end
+                segments[-1] |= {"to_token": at, "tier": "mixed", "missed": {}}
         # What follows the last whole page, and at least one token, is always computed (TREE-02).
         rest = {"all": {"reason": "partial_page"}}
         return [*segments, {"from_token": at, "to_token": request.prompt_tokens, "tier": "computed", "missed": rest}]
@@ -211,3 +235,15 @@ class Why:
         if fate.at:
             told["seconds_ago"] = round(self._state.now - fate.at, 3)
         return told
+
+
+def _fate(case: _Case, tier: Tier, known: Fate | None, at: int) -> Fate:
+    return known or (OTHER_NAMESPACE if at < case.seen.get(tier, 0) else NEVER_SEEN)
+
+
+def _held(known: Known, in_host: bool) -> list[str]:
+    """The tiers that had a page before, and "any" of them."""
+    held = [tier for tier, fate in zip(TIERS, known, strict=True) if fate is not None and fate.held]
+    if in_host and "host" not in held:
+        held.append("host")
+    return [*held, "any"] if held else []
