@@ -24,7 +24,6 @@ CAUSES = {
     "prefetch": "for a prefetch of other pages",
     "orphaned": "they were an earlier scheduler's",
     "by_storage": "by the storage itself: it had the page",
-    "quota": "for the quota of L3",
     "waiting": "too many backups were waiting",
     "no_host_page": "no host page could be freed",
     "archive_queue": "the queue to L3 was full",

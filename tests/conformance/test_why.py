@@ -8,7 +8,9 @@ from services.scheduler.core import why
 from services.scheduler.core.ghosts import Ghosts
 from services.scheduler.core.settings import LOOKUP_TIMEOUT_S, PREFETCH_BASE_S
 from shared.messages.gateway import Namespace
-from shared.messages.storage import ArchiveDone, ArchivePages, FindPages, PrefetchDone, PrefetchPages
+from shared.messages.storage import ArchiveDone, ArchivePages, FindPages, PagesDropped, PrefetchDone, PrefetchPages
+from shared.packed import pack
+from shared.page_hash import chain
 from tests.conformance.harness import Harness
 
 A = list(range(1, 9))  # four pages of two tokens
@@ -106,6 +108,20 @@ def test_why_evicted_by_l3_and_what_lies_behind_is_not_known() -> None:
     core.settle()
     assert reasons(core, request, 0)["storage"] == ("evicted", "by_storage")
     assert reasons(core, request, 1)["storage"] == ("behind_gap", "")
+
+
+def test_why_l3_s_own_word_that_it_has_lost_a_page_counts_unless_the_page_was_bad() -> None:
+    core = Harness()
+    core.compute(PROMPT)
+    core.evict_device(4)
+    core.evict_host(24)
+    core.settle()
+    first, second, *rest = chain(b"", pack(A), 2)
+    core.core.state.ghosts.note("storage", [second], "corrupted", "prefetch")
+    core.answer(core.storage, PagesDropped(b"".join([first, second, *rest])))
+    request = core.compute(PROMPT)
+    told = [reasons(core, request, at)["storage"] for at in range(3)]
+    assert told == [("evicted", "by_storage"), ("corrupted", "prefetch"), ("evicted", "by_storage")]
 
 
 @pytest.mark.parametrize("full", ["waiting", "no_host_page"])

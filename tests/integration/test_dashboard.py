@@ -174,7 +174,7 @@ async def test_a_chat_says_which_tier_had_its_prompt(browser: Browser, stack: St
     await browser.run("document.querySelectorAll('.why').forEach(each => { each.open = true })")
     reasons = await browser.text("#chat-log .origin:last-child .why")
     assert re.search(r"0–\d+ from device", reasons)
-    assert "device: never seen; host: never seen; storage: never seen" in reasons
+    assert "computed device: never seen; host: never seen; storage: " in reasons
     assert "always computed" in reasons
     assert re.search(r"[0-9a-f]{8}\s.*device", await browser.until("#prefixes", "device"), re.DOTALL)
     assert await browser.run("return document.querySelectorAll('.said').length") == 4

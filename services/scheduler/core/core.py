@@ -244,7 +244,7 @@ class Core:
             case storage.Superseded():
                 self._supersede()
             case storage.PagesDropped(digests):
-                self.state.ghosts.note("storage", split_digests(digests), "evicted", "quota")
+                self.state.ghosts.left_storage(split_digests(digests))
                 if self.state.published is not None:
                     self.state.published.dropped(split_digests(digests))
             case storage.PeerExited(identity, epoch, segment_epoch):

@@ -83,6 +83,12 @@ class Ghosts:
         """The fate of pages that were in no node."""
         self._put(tier, digests, Fate(reason, cause, at=self.now))
 
+    def left_storage(self, digests: Iterable[bytes]) -> None:
+        """L3 has pages no more: its quota took them, unless a prefetch has just found them bad."""
+        table = self._tables["storage"]
+        gone = [digest for digest in digests if digest not in table or table[digest].reason != "corrupted"]
+        self.note("storage", gone, "evicted", "by_storage")
+
     def fate(self, tier: Tier, digest: bytes) -> Fate | None:
         """What became of a page that the tier hasn't; None = nobody remembers."""
         return self._tables[tier].get(digest)
