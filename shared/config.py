@@ -27,6 +27,7 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 Backend = Literal["hash_file", "file", "memory", "lmcache", "mooncake", "dynamic", "none"]
 SCHEDULER = r"^[A-Za-z0-9_-]{1,31}@(tcp|ipc)://.+$"  # IDENTITY@ENDPOINT
 ADDRESS = r"^([^\s:/]+:[0-9]{1,5})?$"
+Eviction = Literal["lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "auto"]
 HostPath = Literal["auto", "map", "remote"]
 Endpoint = Annotated[str, Meta(pattern=r"^((tcp|ipc)://.+)?$")]
 IMPORT_PATH = r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$"
@@ -63,7 +64,7 @@ class Cache(_Section):
     write_policy: Literal["write_through", "write_through_selective", "write_back"] = (
         "write_through"  # back a node up at its first use, at its second, or when the device evicts it
     )
-    eviction: Literal["lru", "priority"] = "lru"  # what leaves the device first
+    eviction: Eviction = "lru"  # what leaves device and host first
     load_back_threshold: Count = 10  # tokens; a shorter host hit is recomputed
     prefetch: bool = True  # ask L3 when a request arrives
     prefetch_threshold: Count = 256  # tokens; a shorter L3 hit is recomputed

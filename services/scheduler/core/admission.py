@@ -8,6 +8,7 @@ from services.scheduler.core.operations import Load, Step
 from services.scheduler.core.prefetch import Prefetcher
 from services.scheduler.core.request import Request, RequestState
 from services.scheduler.core.requests import Requests
+from services.scheduler.core.reuse import mark
 from services.scheduler.core.settings import MAX_LOAD_FAILURES
 from services.scheduler.core.state import State
 from services.scheduler.core.tree import Match
@@ -139,8 +140,12 @@ class Admission:
             self._why.admitted(request, match)
         if request.started is None:
             request.started = state.now
+            if state.reuse is not None:
+                request.frequencies = state.reuse.observe(request.seed, bytes(request.tokens), state.tree.clock)
             for tier, tokens in zip(("device", "host", "storage"), request.hits or (), strict=True):
                 state.counters[f"{tier}_hit_tokens"] += tokens
+        if state.reuse is not None:
+            mark(path, request.frequencies, state.tree.device_leaves)
         self._backup.count_hits(path, request.counted)
         request.counted = max(request.counted, request.shared)
 

@@ -135,6 +135,8 @@ class Core:
         """All ranks are there and have fenced: a new group gets a new device pool."""
         if self.state.device.dead:
             self.state.device = PagePool(1, min(hello.device_pages for hello in hellos) - 1)
+            if self.state.reuse is not None:
+                self.state.reuse.resize_device(self.state.device.total)
             self.requests.rows = list(range(min(hello.max_requests for hello in hellos), 0, -1))
         self.requests.max_context = min(hello.max_context for hello in hellos)
         self.admission.max_steps = min(hello.max_steps for hello in hellos)
@@ -219,6 +221,8 @@ class Core:
             )
             pool.since = self.state.now
             pool.backend = hello.backend if hello.backend.kind != "none" else None
+            if self.state.reuse is not None:
+                pool.leaves = self.state.reuse.host_leaves(pool, small=pool.total < self.state.device.total)
             self.host.pools[key] = pool
             self.host.orphan(pool, named)
         pool.usable = True

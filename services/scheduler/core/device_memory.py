@@ -7,6 +7,7 @@ from services.scheduler.core.ghosts import Fate
 from services.scheduler.core.host_memory import HostMemory
 from services.scheduler.core.pages import Pages
 from services.scheduler.core.request import Request
+from services.scheduler.core.reuse import last_of_a_kind, mark
 from services.scheduler.core.state import State
 
 
@@ -37,13 +38,15 @@ class DeviceMemory:
 
     def evict(self, count: int) -> None:
         """Free at least `count` pages of evictable leaves, at once or at the Committed of their backups (TIER-04)."""
-        tree, found = self._state.tree, self._backup.evicting()
+        tree, reuse, found = self._state.tree, self._state.reuse, self._backup.evicting()
         self.waits = found > 0
         freed: list[Pages] = []
         while found < count:
             node = tree.device_leaves.pop()
             if node is None:
                 break
+            if reuse is not None:
+                tree.cut(node, last_of_a_kind(node))
             if node.host is not None:
                 freed.append(tree.drop_value(node))
             elif (outcome := self._backup.write_back(node)) is WriteBack.IMPOSSIBLE:
@@ -61,6 +64,8 @@ class DeviceMemory:
             pages = np.concatenate(freed)
             self._state.device.free(pages)
             self._state.counters["device_evicted_pages"] += len(pages)
+            if reuse is not None:
+                reuse.device.evicted += len(pages)
 
     def cache_finished_req(self, request: Request) -> None:
         """Give the tree the request's computed whole pages; free duplicates and the tail."""
@@ -94,6 +99,8 @@ class DeviceMemory:
             request.seed, bytes(request.tokens), request.pages[:full], request.shared, request.priority
         )
         self._state.device.free(inserted.duplicates)
+        if self._state.reuse is not None:
+            mark(inserted.path, request.frequencies, self._state.tree.device_leaves)
         self._backup.count_hits(inserted.path, request.counted)
         request.counted = max(request.counted, full)
         return full

@@ -86,6 +86,8 @@ class HostMemory:
     def _evict(self, node: Node, cause: Fate) -> None:
         self._state.counters["host_evicted_pages"] += node.pages
         if node.host is not None:
+            if self._state.reuse is not None:
+                self._state.reuse.hosts[node.host.pool].evicted += node.pages
             unread = np.count_nonzero(~node.host.pool.read[node.host.pages])
             self._state.counters["host_evicted_unread_pages"] += int(unread)
         with self._state.ghosts.because(cause):

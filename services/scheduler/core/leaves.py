@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 MIN_STALE = 64  # stale entries that are not worth a rebuild
 
-Key = tuple[int, int]
+Key = tuple[int, ...]
 Order = Callable[["Node"], Key]
 
 

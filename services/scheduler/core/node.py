@@ -26,6 +26,7 @@ class Node:
         "detached",
         "device_entry",
         "digests",
+        "frequencies",
         "hit_count",
         "host",
         "host_entry",
@@ -58,6 +59,7 @@ class Node:
         self.last_access: int = clock
         self.priority = 0
         self.digests: list[bytes] | None = None
+        self.frequencies = b""  # of its pages, for eviction "auto"; empty = each was used once
         self.seed = b""  # of a root: what stands in for the first page's parent digest
         self.writing: Write | None = None  # a backup is in flight
         self.loading: Load | None = None  # `value` is being filled

@@ -91,6 +91,7 @@ class Request:
         self.in_flight = 0  # steps
         self.attempt = 0  # results of steps of an earlier attempt are ignored
         self.counted = 0  # leading pages whose hits are counted
+        self.frequencies = b""  # of its whole pages at its first admission, for eviction "auto"
 
         self.output_tokens = 0
         self.step_failures = 0

@@ -2,6 +2,8 @@
 
 from typing import Literal, NamedTuple
 
+from shared.config import Eviction
+
 WORKER_WAIT_S = 30.0  # a request that comes before any worker waits this long: a worker starts in about 5 s
 LOOKUP_TIMEOUT_S = 2.0  # an existence check is a dictionary lookup: 2 s means that the storage is in trouble
 PREFETCH_BASE_S = 2.0  # stop policy "timeout": 2 s + 0.1 s per 1,024 tokens, at most 30 s
@@ -31,7 +33,7 @@ class CoreSettings(NamedTuple):
 
     page_size: int = 64  # tokens
     write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"
-    eviction: Literal["lru", "priority"] = "lru"
+    eviction: Eviction = "lru"
     load_back_threshold: int = 10  # tokens
     prefetch: bool = True
     prefetch_threshold: int = 256  # tokens

@@ -4,11 +4,14 @@ from collections import Counter
 
 from services.scheduler.core.events import PeerKey, Send
 from services.scheduler.core.ghosts import Ghosts, NoGhosts
+from services.scheduler.core.leaves import Key
 from services.scheduler.core.node import Node
 from services.scheduler.core.operations import Operation, Operations
 from services.scheduler.core.pages import PagePool
 from services.scheduler.core.publish import CacheEvents
+from services.scheduler.core.reuse import Reuse
 from services.scheduler.core.settings import CoreSettings
+from services.scheduler.core.strategies import ORDERS
 from services.scheduler.core.tree import RadixTree
 from services.scheduler.core.tree_holds import Lock
 from shared.messages.common import Message
@@ -30,7 +33,11 @@ class State:
         self.published = CacheEvents() if settings.events else None
         self.ghosts = Ghosts() if settings.explain else NoGhosts()
         publishers = [each for each in (self.ghosts if settings.explain else None, self.published) if each is not None]
-        self.tree = RadixTree(settings.page_size, self._device_order, *publishers)
+        self.order = ORDERS.get(settings.eviction, ORDERS["lru"])
+        self.tree = RadixTree(settings.page_size, self.order, *publishers)
+        self.reuse = Reuse(settings.page_size) if settings.eviction == "auto" else None
+        if self.reuse is not None:
+            self.tree.device_leaves = self.reuse.device_leaves
         self.space_freed = False  # host pages came free: waiting backups and prefetches may go on
 
     @property
@@ -46,12 +53,9 @@ class State:
         """Release a lock; pages of removed nodes go back to the pool."""
         self.device.free(self.tree.unlock(lock))
 
-    def _device_order(self, node: Node) -> tuple[int, int]:
-        return (node.priority if self.settings.eviction == "priority" else 0, node.last_access)
-
-    def host_order(self, node: Node) -> tuple[int, int]:
+    def host_order(self, node: Node) -> Key:
         """Which host copy goes first."""
         # Copies of resident nodes go first only when the host pool is the smaller one (TIER-09).
         pool = node.host.pool if node.host is not None else None
         small = pool is not None and pool.total < self.device.total
-        return (int((node.value is not None) != small), node.last_access)
+        return (int((node.value is not None) != small), *self.order(node))

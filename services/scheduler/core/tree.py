@@ -175,6 +175,7 @@ class RadixTree(TreeHolds):
             upper.backed_children = 1
         if node.digests is not None:
             upper.digests, node.digests = node.digests[:pages], node.digests[pages:]
+        upper.frequencies, node.frequencies = node.frequencies[:pages], node.frequencies[pages:]
         return upper
 
     def cut(self, node: Node, pages: int) -> None:

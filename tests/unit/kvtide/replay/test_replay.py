@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 from collections import OrderedDict
 from pathlib import Path
 
@@ -103,3 +104,13 @@ def test_policy_03_the_public_traces_give_the_published_rates(name: str, capsys:
         found = json.loads(capsys.readouterr().out.splitlines()[-1])["last_half"]
         assert found["hit_rate"] == pytest.approx(lru, abs=0.001)
         assert found["optimal_hit_rate"] == pytest.approx(best, abs=0.001)
+
+
+def test_policy_02_auto_keeps_what_returns_through_a_scan(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    hot = [[base, base + 1] for base in range(0, 40, 2)]
+    paths = [rng.choice(hot) if at % 2 else list(range(100 + 10 * at, 108 + 10 * at)) for at in range(1200)]
+    trace = write_trace(tmp_path / "scan.jsonl", paths)
+    pages, tiers = pages_of(trace, partial=True), Tiers(60, 0, 0)
+    hits = {name: sum(hit.total for hit in replay(trace, pages, tiers, name).hits) for name in ("lru", "auto")}
+    assert hits["auto"] > 1.3 * hits["lru"]
