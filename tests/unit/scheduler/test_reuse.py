@@ -39,12 +39,12 @@ def test_frequencies_count_saturate_and_fade() -> None:
 
 def test_a_rate_is_uses_over_the_time_that_pages_spent_at_an_age() -> None:
     hazard, often, once = Hazard(), np.array([1]), np.array([0])
-    for clock in range(0, 3999, 3):
-        hazard.used([7], often, clock)  # again after 3 ticks, always
+    for clock in range(0, 4000, 5):
+        hazard.used([7], often, clock)  # again after 5 ticks, always
         hazard.used([10_000 + clock], once, clock)  # never again
-    hazard.observe(3999)
-    rates = hazard.rates(horizon=4)
-    assert 0.3 < rates[1][1] < 0.6  # one use in the 2 ticks that are left
+    hazard.observe(4000)
+    rates = hazard.rates(horizon=1)
+    assert 0.3 < rates[1][1] < 0.6  # one use in the 2 ticks that it spends at this age
     assert rates[0][1] < 0.01
     assert rates[7][1] < rates[1][1]  # nothing seen: the mean of all
 
