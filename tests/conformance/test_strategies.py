@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from services.scheduler.core.reuse import RESIDENT, frequency_class
-from shared.config import Eviction
+from services.scheduler.core.settings import Eviction
 from tests.conformance.harness import Harness
 
 PROMPTS = {name: [first, first + 1, 90] for name, first in zip("abcd", (1, 11, 21, 31), strict=True)}

@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from shared.config import Eviction
+Eviction = Literal["lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "auto"]
 
 WORKER_WAIT_S = 30.0  # a request that comes before any worker waits this long: a worker starts in about 5 s
 LOOKUP_TIMEOUT_S = 2.0  # an existence check is a dictionary lookup: 2 s means that the storage is in trouble
