@@ -295,7 +295,8 @@ class SimStorage(Process):
 
         def batch(first: int) -> None:
             if transfer.stop or first >= len(pages):
-                done = ArchiveDone(message.op_id, pack(stored), 0.0)
+                there = [at for at in stored if message.digests[32 * at : 32 * at + 32] in self.store]
+                done = ArchiveDone(message.op_id, pack(there), 0.0)
                 self._end(transfer, Cancelled(message.op_id, RANK, b"") if transfer.stop else done)
                 return
             for at in range(first, min(first + BATCH, len(pages))):

@@ -289,7 +289,7 @@ class World:
                 gone.append(digest)  # truncated: its header says so, and it is a miss
             else:
                 store[digest] = stored._replace(parts=(*stored.parts[:-1], spoil(stored.parts[-1])))
-        self.drop_from_l3(backend_id, gone)
+        self.first.drop_from_l3(backend_id, gone)
 
     def _corrupt_host(self, target: int) -> None:
         segment = self.storages[target % len(self.storages)].current if self.storages else None

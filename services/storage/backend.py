@@ -63,6 +63,10 @@ class ModelPages(ABC):
     async def remove(self, digests: Sequence[bytes]) -> int:
         """Forget pages; returns how many there were."""
 
+    def holds(self, digest: bytes) -> bool:
+        """Is a page that was stored there still? True where only the store itself could tell."""
+        return True
+
     def take_dropped(self) -> list[bytes]:
         """Digests of pages that the store has lost since the last call, to its quota too; a store may not know."""
         return []

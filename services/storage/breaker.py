@@ -183,6 +183,9 @@ class BreakerPages(ModelPages):
     async def remove(self, digests: Sequence[bytes]) -> int:
         return await self._breaker.guard(self._pages().remove(digests), 0)
 
+    def holds(self, digest: bytes) -> bool:
+        return self._inner.holds(digest)
+
     def take_dropped(self) -> list[bytes]:
         return self._inner.take_dropped()
 

@@ -148,6 +148,9 @@ class HashFilePages(ModelPages):
         keys = [key for key in map(self._key, digests) if self._store.index.use(key)]
         return sum(await self._all(self._store.writers, [partial(self._store.room.remove, key) for key in keys]))
 
+    def holds(self, digest: bytes) -> bool:
+        return self._store.index.knows(self._key(digest))
+
     def take_dropped(self) -> list[bytes]:
         return self._dropped.take()
 

@@ -84,6 +84,7 @@ async def archive(store: ModelPages, segment: OwnedSegment, operation: Operation
             operation.stop,
         )
         stored += [each for each, done in zip(right, results, strict=True) if done]
+    stored = [each for each in stored if store.holds(digests[each])]  # the quota may have taken the first ones again
     return ArchiveDone(message.op_id, pack(stored), time.monotonic() - start_s)
 
 

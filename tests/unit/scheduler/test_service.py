@@ -10,7 +10,7 @@ from services.scheduler.service import SchedulerService
 from shared.config import Config, Run
 from shared.messages import ToStorage
 from shared.messages.common import Heartbeat, Message, Refused, Welcome
-from shared.messages.storage import BackendInfo, StorageHello
+from shared.messages.storage import BackendInfo, StorageHello, Superseded
 from shared.transport import Dealer, Decoder, decode_envelope, encode
 
 IDENTITY = "storage-0"
@@ -65,3 +65,14 @@ async def test_an_older_epoch_is_welcome_once_the_newer_process_is_lost(dealer: 
             break
         await asyncio.sleep(BEAT_S)
     assert isinstance(answer, Welcome)
+
+
+async def test_a_scheduler_whose_lease_is_another_s_ends(tmp_path: Path) -> None:
+    config = Config(run=Run(folder=str(tmp_path)))
+    running = asyncio.create_task(SchedulerService(config, "scheduler-0").run(asyncio.Event()))
+    dealer = Dealer(config.scheduler_endpoint, IDENTITY)
+    answer, scheduler_epoch = await greet(dealer, epoch=2)
+    assert answer == Welcome("scheduler-0")
+    dealer.send(encode(2, scheduler_epoch, Superseded(scheduler_epoch + 1)))
+    await asyncio.wait_for(running, TRIES * BEAT_S)
+    dealer.close()

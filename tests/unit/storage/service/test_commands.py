@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from services.storage.hash_file import HashFileBackend
+from services.storage.page_file import PageFormat
 from services.storage.test_hooks import FAIL_WRITE
 from shared.messages.common import Heartbeat, OperationFailed
 from shared.messages.storage import (
@@ -234,3 +235,15 @@ async def test_tier_10_pages_that_l3_has_lost_are_told(stack: Stack) -> None:
     store.room.remove(oldest)  # as the quota does
     told = await scheduler.receive(lambda message: isinstance(message, PagesDropped))
     assert told.digests == oldest.digest
+
+
+async def test_tier_10_a_page_that_the_quota_took_before_the_archive_s_end_is_not_told_as_stored(stack: Stack) -> None:
+    scheduler, numbers = stack.scheduler, list(range(12))  # two batches
+    pages = [1 + n for n in numbers]
+    stack.fill(pages, numbers)
+    await scheduler.ask(scheduler.commit(pages, numbers))
+    room = stack.service.backend.inner.room
+    room._quota = 10 * PageFormat(MODEL, GEOMETRY).file_bytes
+    done = await scheduler.ask(scheduler.archive(pages, numbers))
+    assert len(positions(done.stored)) == 10
+    assert {8, 9, 10, 11} < set(positions(done.stored))
