@@ -31,7 +31,7 @@ MUTANTS = [
             ),
             Edit(
                 f"{CORE}/tree_holds.py",
-                "        for step in self.upward(node):\n            step.lock_ref -= 1\n",
+                "        while step is not None:\n            step.lock_ref -= 1\n",
                 "        for step in lock.path:\n            step.lock_ref -= 1\n",
             ),
         ],
@@ -203,7 +203,7 @@ MUTANTS = [
     _one(
         "an eviction from the host isn't published",
         f"{CORE}/tree_holds.py",
-        "            self._publisher.removed(node, CPU)\n",
+        "            publisher.removed(node, CPU)\n",
         "            pass\n",
     ),
     _one(
@@ -279,8 +279,8 @@ MUTANTS = [
     _one(
         "past: segments never dropped",
         f"{CORE}/peers.py",
-        "                    self._drop(storage, worker, holder)\n",
-        "                    pass\n",
+        "!= keep and holder not in storage.dropping:\n                    self._drop(storage, worker, holder)\n",
+        "!= keep and holder not in storage.dropping:\n                    pass\n",
     ),
     _one(
         "past: a fence for each hello",
