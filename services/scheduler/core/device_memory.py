@@ -5,7 +5,7 @@ import numpy as np
 from services.scheduler.core.backup import Backup, WriteBack
 from services.scheduler.core.ghosts import Fate
 from services.scheduler.core.host_memory import HostMemory
-from services.scheduler.core.pages import Pages
+from services.scheduler.core.pages import Pages, joined
 from services.scheduler.core.request import Request
 from services.scheduler.core.reuse import last_of_a_kind, mark
 from services.scheduler.core.state import State
@@ -60,12 +60,11 @@ class DeviceMemory:
                     tree.device_leaves.offer(node)
                     break
             found += node.pages
-        if freed:
-            pages = np.concatenate(freed)
-            self._state.device.free(pages)
-            self._state.counters["device_evicted_pages"] += len(pages)
-            if reuse is not None:
-                reuse.device.evicted += len(pages)
+        pages = joined(freed)
+        self._state.device.free(pages)
+        self._state.counters["device_evicted_pages"] += len(pages)
+        if reuse is not None:
+            reuse.device.evicted += len(pages)
 
     def cache_finished_req(self, request: Request) -> None:
         """Give the tree the request's computed whole pages; free duplicates and the tail."""

@@ -13,6 +13,13 @@ Pages = npt.NDArray[np.int32]
 NO_PAGES: Pages = np.empty(0, np.int32)
 
 
+def joined(parts: list[Pages]) -> Pages:
+    """The parts as one list of ids; a single part as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else NO_PAGES
+
+
 class PagePool:
     """A stack of free ids. Who holds an id that isn't free is known by the holder alone.
 

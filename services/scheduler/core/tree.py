@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from services.scheduler.core.node import HostSpan, Node
-from services.scheduler.core.pages import NO_PAGES, Pages
+from services.scheduler.core.pages import Pages, joined
 from services.scheduler.core.tree_holds import TreeHolds
 from shared.errors import IntegrityError
 from shared.page_hash import TOKEN_BYTES, chain
@@ -89,7 +89,7 @@ class RadixTree(TreeHolds):
             node = self.add_child(end, tokens[at * self.page_bytes : len(pages) * self.page_bytes], priority)
             self.set_value(node, pages[at:].copy())  # a view would keep the caller's whole page table alive
             path.append(node)
-        return Inserted(path, np.concatenate(duplicates) if duplicates else NO_PAGES, present)
+        return Inserted(path, joined(duplicates), present)
 
     def insert_host(self, seed: bytes, tokens: bytes, first: int, span: HostSpan) -> list[HostSpan]:
         """Put named host pages for pages `first`.. of `tokens` into the tree; returns those it did not take.

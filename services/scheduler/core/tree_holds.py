@@ -6,12 +6,10 @@ The tree hands ids back through what its methods return; it never talks to a poo
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
 from services.scheduler.core.events import CPU, GPU, Medium
 from services.scheduler.core.leaves import LeafHeap, Order, device_evictable
 from services.scheduler.core.node import HostSpan, Node
-from services.scheduler.core.pages import NO_PAGES, Pages
+from services.scheduler.core.pages import Pages, joined
 from shared.errors import IntegrityError
 from shared.page_hash import TOKEN_BYTES
 
@@ -90,7 +88,7 @@ class TreeHolds:
             if not step.lock_ref:
                 self._unlocked(step, freed)
             step = step.parent
-        return np.concatenate(freed) if freed else NO_PAGES
+        return joined(freed)
 
     def _unlocked(self, node: Node, freed: list[Pages]) -> None:
         """The node's last lock is gone."""
@@ -198,7 +196,7 @@ class TreeHolds:
         del parent.children[node.key[: self.page_bytes]]
         device: list[Pages] = []
         host: list[HostSpan] = []
-        parts = list(self.subtree(node))
+        parts = list(self.subtree(node)) if node.children else [node]
         for part in parts:
             if part.host is not None:
                 host.append(self.drop_host(part))
@@ -215,7 +213,7 @@ class TreeHolds:
         self.device_leaves.offer(parent)
         self._offer_host(parent)
         self._drop_empty_root(parent)
-        return Detached(np.concatenate(device) if device else NO_PAGES, host)
+        return Detached(joined(device), host)
 
     # --- shape ----------------------------------------------------------------------------------------------------
 

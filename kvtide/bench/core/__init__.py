@@ -1,0 +1,1 @@
+"""`kvtide bench core`: the scheduler's core against SGLang's trees."""
