@@ -61,6 +61,8 @@ class Admission:
             state.operations.start(step, message, state.workers)
 
     def _admit(self, budget: int, step: Step, items: list[StepItem]) -> int:
+        if budget <= 0 or len(self._requests.running) >= self._state.settings.max_running:
+            return budget  # before the queue is looked at: it may hold a thousand requests
         states = WAITING | {RequestState.PREFETCHING} if self._best_effort else WAITING
         waiting = [request for request in self._requests.all.values() if request.state in states]
         for request in sorted(waiting, key=lambda request: request.order):
