@@ -1,4 +1,4 @@
-"""The command line: `kvtide serve | demo | status | events | doctor | simulate | replay | record | bench soak`."""
+"""The command line: `kvtide serve | demo | status | events | doctor | keys | simulate | replay | record | bench`."""
 
 import argparse
 import asyncio
@@ -14,6 +14,7 @@ from kvtide.replay import command as replay
 from kvtide.simulation import command as simulation
 from shared.config import Config, load_config
 from shared.errors import KvtideError
+from shared.transport import use_keys
 
 FAILED = 1
 INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
@@ -37,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # To be terminated is the only end that a server has; for the other commands it means that they didn't finish.
     terminated = 0 if options.command is _serve else TERMINATED
     try:
-        return _run(options.command(options, load_config(options.config, options.set)), terminated)
+        config = load_config(options.config, options.set)
+        use_keys(config.run.keys_folder)
+        return _run(options.command(options, config), terminated)
     except KvtideError as error:
         print(f"kvtide: {error}", file=sys.stderr)
         return FAILED
@@ -68,6 +71,10 @@ def _parser() -> argparse.ArgumentParser:
     why.add_argument("request_id", metavar="REQUEST_ID", help="id of an answer, such as chatcmpl-...")
     why.add_argument("--url", default="", help="of the gateway, when it isn't this configuration's own process")
     _add(commands, "doctor", _doctor, "say whether the stack can run on this machine, and what to do", json=True)
+    text = "make the keys that TCP links between hosts need"
+    keys = commands.add_parser("keys", help=text, description=text[0].upper() + text[1:] + ".")
+    keys.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder; run.keys_folder then names it")
+    keys.set_defaults(without_loop=_keys)
     simulation.add_parser(commands)
     replay.add_parser(commands)
     record = _add(commands, "record", _record, "write live traffic as a trace for replay: salted hashes, no text")
@@ -117,6 +124,18 @@ def _run(command: Coroutine[Any, Any, int], terminated: int) -> int:
         return asyncio.run(cancellable())
     except asyncio.CancelledError:
         return INTERRUPTED if signal.SIGINT in received else terminated
+
+
+def _keys(options: argparse.Namespace) -> int:
+    from shared.keys import make_keys
+
+    make_keys(options.folder)
+    print(
+        f"{options.folder}: server.key, server.pub, peer.key, peer.pub\n"
+        "Scheduler and storages need all four, other hosts peer.key and server.pub. "
+        f'Set run.keys_folder = "{options.folder}" everywhere; docs/security.md says more.'
+    )
+    return 0
 
 
 async def _serve(options: argparse.Namespace, config: Config) -> int:

@@ -43,6 +43,7 @@ class Run(_Section):
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")] = "kvtide"  # of the stack; two need two names
     folder: str = ""  # sockets and logs; empty = a private folder under the temporary directory
     scheduler_endpoint: str = ""  # ZeroMQ endpoint; empty = an ipc:// socket in `folder`
+    keys_folder: str = ""  # made by `kvtide keys`: TCP links are encrypted and both ends proven; empty = in the clear
     log_level: Literal["debug", "info", "warning", "error"] = "info"  # least level that is logged
 
 

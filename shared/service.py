@@ -11,6 +11,7 @@ from pathlib import Path
 
 from shared.config import Config, decode_config, load_config
 from shared.errors import KvtideError
+from shared.transport import use_keys
 
 CONFIG_VARIABLE = "KVTIDE_CONFIG_JSON"  # set by a supervisor in place of --config
 PARENT_VARIABLE = "KVTIDE_PARENT_FD"  # read end of a pipe that only the parent can write: its end is the parent's
@@ -35,6 +36,7 @@ def run_service(role: str, serve: Serve) -> int:
         text = os.environ.get(CONFIG_VARIABLE)
         config = decode_config(text) if text else load_config(arguments.config, arguments.set)
         set_up_logging(config.run.log_level, arguments.identity)
+        use_keys(config.run.keys_folder)
         asyncio.run(_serve(config, arguments.identity, serve))
     except* KvtideError as group:
         print(f"{arguments.identity}: {group.exceptions[0]}", file=sys.stderr)

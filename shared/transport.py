@@ -2,9 +2,14 @@
 
 Every message is two frames, an `Envelope` and a body. A message that can't be decoded, is of another protocol
 version, or names another epoch than the receiver's is dropped and counted: see `Counters`.
+
+With keys (`use_keys`) a TCP socket proves itself and encrypts by CURVE; who has no key of the stack isn't connected.
 """
 
 import asyncio
+import contextlib
+import ipaddress
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,14 +17,18 @@ from typing import Any
 import msgspec
 import zmq
 import zmq.asyncio
+from zmq.utils import z85
 
-from shared.errors import ProtocolError
+from shared.errors import ConfigError, ProtocolError
+from shared.keys import Keys, read_keys
 from shared.messages.common import PROTOCOL, Envelope, Message
 
 MAX_MESSAGE_BYTES = 64 * 2**20  # a WriteDone for 4,096 pages of an 80-layer model is 2.6 MB; far above any real message
 HIGH_WATER_MARK = 10_000  # messages queued to one peer; credits keep the real number below 1,000
 EVENT_MARK = 1_000  # KV event batches queued to one subscriber, 1 to 10 KB each; a slower one misses some and can ask
-IPC = "ipc://"
+IPC, TCP = "ipc://", "tcp://"
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks whether a key may connect (RFC 27)
+ZAP_DOMAIN = b"kvtide"  # with a domain ZeroMQ refuses everybody while nobody answers there
 LINGER_MS = 500  # what a closing socket waits to hand over its last messages
 TCP_KEEPALIVE_IDLE_S = 10  # a connection over which nothing goes is tried after this long,
 TCP_KEEPALIVE_INTERVAL_S = 5  # then this often,
@@ -27,6 +36,8 @@ TCP_KEEPALIVE_COUNT = 3  # and given up after this many tries without an answer 
 TCP_UNACKED_MS = (
     15_000  # so is one whose bytes aren't acked for so long; ZeroMQ makes a new one, maybe to a new address
 )
+
+log = logging.getLogger("kvtide.transport")
 
 _encoder = msgspec.msgpack.Encoder()
 _envelopes = msgspec.msgpack.Decoder(Envelope)
@@ -68,8 +79,51 @@ class Counters(Counter[str]):
     """What a transport dropped, by reason: "malformed", "old_epoch", "unknown_peer", "unreachable"."""
 
 
+_keys: Keys | None = None
+
+
+def use_keys(folder: str) -> None:
+    """The keys (`run.keys_folder`) of every TCP socket that this process makes from now on; "" = none, in the clear.
+
+    Raises ConfigError for a folder that can't be used.
+    """
+    global _keys
+    _keys = read_keys(Path(folder)) if folder else None
+
+
+class _KeyCheck:
+    """Answers ZeroMQ's question whether a client may connect: it has the key that the stack's peers have."""
+
+    def __init__(self, context: zmq.asyncio.Context, allowed: bytes) -> None:
+        self.denied = 0  # connections
+        self._allowed = z85.decode(allowed)
+        self._socket = context.socket(zmq.REP)
+        self._socket.bind(ZAP_ENDPOINT)
+        self._task = asyncio.get_running_loop().create_task(self._serve())
+
+    async def _serve(self) -> None:
+        while True:
+            version, number, _, address, _, _, *credentials = await self._socket.recv_multipart()
+            known = credentials == [self._allowed]
+            if not known:
+                self.denied += 1
+                log.log(_once(self.denied), "key_refused address=%s", address.decode("utf-8", "replace"))
+            status, text = (b"200", b"") if known else (b"400", b"this key isn't one of the stack")
+            await self._socket.send_multipart([version, number, status, text, b"", b""])
+
+    def close(self) -> None:
+        self._task.cancel()
+        self._socket.close(linger=0)
+
+
+def _once(count: int) -> int:
+    """The level of a line that whoever is outside can have written as often as they like."""
+    return logging.WARNING if count == 1 else logging.DEBUG
+
+
 class _Socket:
     def __init__(self, kind: int) -> None:
+        self._key_check: _KeyCheck | None = None  # of a bound tcp:// socket with keys
         self._file: Path | None = None  # of a bound ipc:// socket
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(kind)
@@ -84,6 +138,8 @@ class _Socket:
         self._socket.setsockopt(zmq.TCP_MAXRT, TCP_UNACKED_MS)
 
     def _bind(self, endpoint: str, remedy: str) -> None:
+        if endpoint.startswith(TCP):
+            self._guard(endpoint)
         try:
             self._socket.bind(endpoint)
             if endpoint.startswith(IPC):
@@ -92,6 +148,38 @@ class _Socket:
         except zmq.ZMQError as error:
             self.close()
             raise ProtocolError(f"can't bind {endpoint}: {error}; {remedy}") from None
+
+    def _guard(self, endpoint: str) -> None:
+        if _keys is None:
+            if not _loopback(endpoint):
+                log.warning("in_the_clear endpoint=%s: see run.keys_folder", endpoint)
+            return
+        allowed, secret = self._key("peer_public"), self._key("server_secret")
+        self._key_check = _KeyCheck(self._context, allowed)
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+
+    def _connect(self, endpoint: str) -> None:
+        if _keys is not None and endpoint.startswith(TCP):
+            secret = self._key("peer_secret")
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, self._key("server_public"))
+            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(secret))
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        self._socket.connect(endpoint)
+
+    def _key(self, name: str) -> bytes:
+        assert _keys is not None
+        try:
+            return _keys.need(name)
+        except ConfigError:
+            self.close()
+            raise
+
+    @property
+    def denied(self) -> int:
+        """Connections refused for their key."""
+        return self._key_check.denied if self._key_check else 0
 
     def _send(self, frames: list[bytes], page: memoryview | None = None) -> bool:
         if page is None:
@@ -109,6 +197,8 @@ class _Socket:
 
     def close(self) -> None:
         """Close; queued messages get LINGER_MS. The file of a bound ipc:// socket goes, unless it is a successor's."""
+        if self._key_check:
+            self._key_check.close()
         self._socket.close()
         self._context.term()
         if self._file and self._file.exists() and self._file.stat().st_ino == self._inode:
@@ -152,7 +242,7 @@ class Dealer(_Socket):
         self._socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues while there is no connection
         self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        self._socket.connect(endpoint)
+        self._connect(endpoint)
 
     async def receive(self) -> list[bytes]:
         """The frames of the next message."""
@@ -201,7 +291,7 @@ class Subscriber(_Socket):
     def __init__(self, endpoint: str, topic: str) -> None:
         super().__init__(zmq.SUB)
         self._socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
-        self._socket.connect(endpoint)
+        self._connect(endpoint)
 
     async def receive(self) -> list[bytes]:
         """The frames of the next message."""
@@ -215,10 +305,17 @@ class ReplayClient(_Socket):
     def __init__(self, endpoint: str, request: list[bytes]) -> None:
         super().__init__(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)  # nobody waits for the answer any more
-        self._socket.connect(endpoint)
+        self._connect(endpoint)
         self._send(request)
 
     async def receive(self) -> list[bytes]:
         """The frames of the next answer."""
         frames: list[bytes] = await self._socket.recv_multipart()
         return frames
+
+
+def _loopback(endpoint: str) -> bool:
+    host = endpoint.removeprefix(TCP).rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"

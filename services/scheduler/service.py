@@ -247,7 +247,8 @@ class SchedulerService:
             "integrity": self._integrity,
             "investment": investment(self._core.state.counters, (record.stats for record in self._peers.values())),
             "integrity_age_s": round(now - self._checked_s, 1),
-            "scheduler": {"epoch": self.epoch, "uptime_s": round(now - self._started_s, 1), **self.counters},
+            "scheduler": {"epoch": self.epoch, "uptime_s": round(now - self._started_s, 1)}
+            | {"denied": self._router.denied, **self.counters},
             "peers": [
                 {
                     "identity": record.key.identity,

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ COUNTED = (
 
 T = TypeVar("T")
 
+log = logging.getLogger("kvtide.storage")
+
 
 class HashFileBackend(Backend):
     """The folder of all models. Page bytes move in threads, `io_threads` for reads and as many for writes.
@@ -57,6 +60,8 @@ class HashFileBackend(Backend):
         """Raises StorageError when the folder can't be made or read."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.folder.stat().st_mode & 0o002:
+                log.warning("folder_writable_by_all path=%s: chmod o-w, or others can plant pages", self.folder)
             self._id = await store_id(self.folder)
             await self.in_thread(self._scanner, self._scan.run)
             await self.in_thread(self._scanner, self.room.start)

@@ -86,7 +86,8 @@ class PageServer:
 
     def stats(self) -> dict[str, float]:
         """For the heartbeat."""
-        return {"remote_sessions": len(self._sessions), **{f"remote_{name}": n for name, n in self.counters.items()}}
+        count = {"remote_sessions": len(self._sessions), "remote_denied": self._router.denied}
+        return {**count, **{f"remote_{name}": n for name, n in self.counters.items()}}
 
     async def _receive(self) -> None:
         while True:

@@ -55,6 +55,17 @@ async def test_store_04_files_are_private_and_named_by_model_and_digest(make_sto
     assert not list(store.folder.rglob("*.tmp"))
 
 
+async def test_a_folder_that_everybody_may_write_is_named_in_the_log(
+    make_store: MakeStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await make_store()
+    assert "folder_writable_by_all" not in caplog.text
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    await make_store(folder=tmp_path / "open")
+    assert "folder_writable_by_all" in caplog.text
+
+
 async def test_store_04_a_digest_is_never_rewritten(make_store: MakeStore) -> None:
     store = await make_store()
     other = await make_store()
