@@ -149,8 +149,7 @@ class SchedulerLink:
                 envelope = decode_envelope(frames[0])
                 message = self._decode(frames[1])
             except ProtocolError as error:
-                self.counters["malformed"] += 1
-                log.warning("message_dropped reason=malformed detail=%s", error)
+                self.counters.malformed("scheduler", error)
                 continue
             self._take(envelope.sender_epoch, envelope.receiver_epoch, message)
 

@@ -78,6 +78,12 @@ class Decoder:
 class Counters(Counter[str]):
     """What a transport dropped, by reason: "malformed", "old_epoch", "unknown_peer", "unreachable"."""
 
+    def malformed(self, peer: str, error: ProtocolError) -> None:
+        """Count one that can't be decoded. The 1st, 2nd, 4th, 8th, ... are worth a line: a peer may send any number."""
+        self["malformed"] += 1
+        if self["malformed"].bit_count() == 1:
+            log.warning("message_dropped peer=%s reason=malformed count=%d detail=%s", peer, self["malformed"], error)
+
 
 _keys: Keys | None = None
 

@@ -122,8 +122,7 @@ class PageLink:
                     raise ProtocolError(f"a message has 2 frames and maybe a page, not {len(frames)}")
                 envelope, message = decode_envelope(frames[0]), self._decode(frames[1])
             except ProtocolError as error:
-                self.counters["malformed"] += 1
-                log.warning("message_dropped reason=malformed detail=%s", error)
+                self.counters.malformed(self._info.storage_id, error)
                 continue
             if (envelope.sender_epoch, envelope.receiver_epoch) != (self._info.epoch, self._epoch):
                 self.counters["old_epoch"] += 1

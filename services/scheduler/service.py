@@ -113,8 +113,7 @@ class SchedulerService:
                 envelope = decode_envelope(frames[0])
                 message = self._decode(frames[1])
             except ProtocolError as error:
-                self.counters["malformed"] += 1
-                log.warning("message_dropped peer=%s reason=malformed detail=%s", identity, error)
+                self.counters.malformed(identity, error)
                 if "protocol" in str(error):
                     self._send(PeerKey(identity, 0), Refused(str(error), False))
                 continue

@@ -97,8 +97,7 @@ class PageServer:
                     raise ProtocolError(f"a message has 2 frames and maybe a page, not {len(frames)}")
                 envelope, message = decode_envelope(frames[0]), self._decode(frames[1])
             except ProtocolError as error:
-                self.counters["malformed"] += 1
-                log.warning("message_dropped peer=%s reason=malformed detail=%s", peer, error)
+                self.counters.malformed(peer, error)
                 continue
             async with self._busy:
                 await self._take(peer, envelope, message, page)
