@@ -65,7 +65,7 @@ class Generate:
         return body | {"kvtide": answer.extras()} | _prompt_ids(job)
 
     async def _stream(self, job: Job, answer: Answer, record: Record, stream: EventStream) -> None:
-        head = _head(job, self._shape.chunk) | ({"usage": None} if job.include_usage else {})
+        head: dict[str, Any] = _head(job, self._shape.chunk) | ({"usage": None} if job.include_usage else {})
         opened: set[int] = set()
         try:
             while not answer.done:
@@ -76,6 +76,9 @@ class Generate:
                 choices = self._shape.delta(job, growth.choice, growth.piece)
                 if growth.choice not in opened and (opening := self._shape.opening(growth.choice)):
                     choices.insert(0, opening)
+                if job.continuous_usage:
+                    answer.note()
+                    head["usage"] = usage_body(record)
                 chunks = [head | {"choices": [choice]} for choice in choices]
                 if not opened:
                     chunks[0] |= _prompt_ids(job)

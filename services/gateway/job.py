@@ -13,7 +13,7 @@ from services.gateway.errors import ApiError, invalid
 from services.gateway.guides import GuideParts, guide_parts
 from services.gateway.limits import MAX_CHOICES, MAX_STOP_CHARS, MAX_STOPS, THREAD_CHARS
 from services.gateway.model import OPENAI_TEMPERATURE, Model
-from services.gateway.requests import GenerateRequest
+from services.gateway.requests import GenerateRequest, StreamOptions
 from services.gateway.tools import CallRules
 from shared.messages.gateway import Namespace, Submit
 from shared.messages.worker import Sampling
@@ -45,6 +45,7 @@ class Job:
     priority: int
     stream: bool
     include_usage: bool
+    continuous_usage: bool  # in every event, not only in the last
     return_token_ids: bool
     explain: bool
 
@@ -89,6 +90,7 @@ def make_job(
         raise invalid("stream_options is only for streams: set stream to true or remove it", "stream_options")
     if len(prompts) * request.n > MAX_CHOICES:
         raise invalid(f"{len(prompts)} prompts x n={request.n} is more than {MAX_CHOICES} choices: send fewer", "n")
+    stream_options = request.stream_options or StreamOptions()
     return Job(
         id=f"{prefix}-{secrets.token_hex(12)}",
         created=int(time.time()),
@@ -105,7 +107,8 @@ def make_job(
         namespace=Namespace(tenant=request.cache_salt),
         priority=request.priority,
         stream=request.stream,
-        include_usage=request.stream_options is not None and request.stream_options.include_usage,
+        include_usage=stream_options.include_usage,
+        continuous_usage=stream_options.include_usage and stream_options.continuous_usage_stats,
         return_token_ids=request.return_token_ids,
         explain=request.kvtide_explain,
     )

@@ -27,6 +27,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
     include_usage: bool = False
     include_obfuscation: bool = False  # taken and ignored: there is none
+    continuous_usage_stats: bool = False  # vLLM's: with include_usage, the usage so far in every event
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):

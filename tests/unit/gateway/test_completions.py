@@ -122,6 +122,18 @@ async def test_stream_without_and_with_usage(stack: Stack) -> None:
     assert len({event["id"] for event in parts}) == 1
 
 
+async def test_continuous_usage_counts_with_the_text(stack: Stack) -> None:
+    stack.says("ab")
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *parts, last = events((await stack.complete(stream=True, stream_options=options)).text)
+    counted = [part["usage"]["completion_tokens"] for part in parts]
+    assert counted == sorted(counted)
+    assert 1 <= counted[0] <= counted[-1] == last["usage"]["completion_tokens"] == 3
+    assert {part["usage"]["prompt_tokens"] for part in parts} == {5}
+    alone = events((await stack.complete(stream=True, stream_options={"continuous_usage_stats": True})).text)
+    assert all("usage" not in event for event in alone)
+
+
 async def test_logprobs_in_the_legacy_shape(stack: Stack) -> None:
     asking = asyncio.create_task(stack.complete(logprobs=2))
     submit = await stack.scheduler.submitted()
