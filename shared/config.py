@@ -45,6 +45,10 @@ class Run(_Section):
     scheduler_endpoint: str = ""  # ZeroMQ endpoint; empty = an ipc:// socket in `folder`
     keys_folder: str = ""  # made by `kvtide keys`: TCP links are encrypted and both ends proven; empty = in the clear
     log_level: Literal["debug", "info", "warning", "error"] = "info"  # least level that is logged
+    log_format: Literal["text", "json"] = "text"  # of a log line: key=value pairs, or a JSON object
+    traces_endpoint: Annotated[str, Meta(pattern=r"^(https?://.+)?$")] = (
+        ""  # OpenTelemetry collector (OTLP over HTTP), e.g. http://127.0.0.1:4318/v1/traces; empty = no traces
+    )
 
 
 class Model(_Section):

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from shared import tracing
 from shared.config import Config, decode_config, load_config
 from shared.errors import KvtideError
+from shared.logs import set_up_logging
 from shared.transport import use_keys
 
 CONFIG_VARIABLE = "KVTIDE_CONFIG_JSON"  # set by a supervisor in place of --config
@@ -35,23 +37,16 @@ def run_service(role: str, serve: Serve) -> int:
     try:
         text = os.environ.get(CONFIG_VARIABLE)
         config = decode_config(text) if text else load_config(arguments.config, arguments.set)
-        set_up_logging(config.run.log_level, arguments.identity)
+        set_up_logging(config.run.log_level, arguments.identity, config.run.log_format)
         use_keys(config.run.keys_folder)
+        tracing.start(config, role, arguments.identity)
         asyncio.run(_serve(config, arguments.identity, serve))
     except* KvtideError as group:
         print(f"{arguments.identity}: {group.exceptions[0]}", file=sys.stderr)
         status = 1
+    finally:
+        tracing.stop()
     return status
-
-
-def set_up_logging(level: str, identity: str) -> None:
-    """One line per event on stderr: time, level, process, logger, then key=value."""
-    logging.basicConfig(
-        level=level.upper(),
-        stream=sys.stderr,
-        format=f"%(asctime)s %(levelname)s {identity} %(name)s %(message)s",
-        force=True,
-    )
 
 
 async def _serve(config: Config, identity: str, serve: Serve) -> None:

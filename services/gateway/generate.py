@@ -1,8 +1,10 @@
 """The life of one generation request, from its body to the last byte of its answer."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.answer import Answer, usage_body
@@ -16,6 +18,7 @@ from services.gateway.records import CLIENT_GONE, Record, Records
 from services.gateway.scheduler_client import SchedulerClient
 from services.gateway.shape import Shape
 from services.gateway.sse import EventStream
+from shared.tracing import RequestSpan
 
 
 class Generate:
@@ -30,8 +33,10 @@ class Generate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Whatever ends it, nothing of the request stays here or in the scheduler."""
         with self._records.begin(scope["path"]) as record:
+            span = RequestSpan(f"POST {record.route}", Headers(scope=scope).get("traceparent", ""))
             try:
                 job = await self._shape.job(await read_body(scope, receive))
+                job = replace(job, id=span.request_id(job.id))
                 record.id = job.id
                 record.prompt_tokens = sum(map(len, job.prompts))
                 await until_gone(receive, self._answer(job, record, scope, receive, send))
@@ -40,6 +45,8 @@ class Generate:
             except ApiError as error:
                 record.status = error.status
                 raise
+            finally:
+                span.end(record.attributes())
 
     async def _answer(self, job: Job, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
         with self._client.open(job) as session:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from services.gateway.errors import ApiError
 from services.gateway.limits import MAX_OPEN_REQUESTS, RETRY_BUSY_S
@@ -41,6 +41,17 @@ class Record:
     ttft_s: float | None = None
     longest: int = 0  # tokens of the longest choice
     queue_s: float | None = None  # longest wait of a choice
+
+    def attributes(self) -> dict[str, Any]:
+        """For a trace, named as OpenTelemetry does where it has a name."""
+        return {
+            "kvtide.request_id": self.id,
+            "http.response.status_code": self.status,
+            "gen_ai.response.finish_reasons": None if self.finish == "-" else self.finish.split(","),
+            "gen_ai.usage.input_tokens": self.prompt_tokens,
+            "gen_ai.usage.output_tokens": self.completion_tokens,
+            "kvtide.ttft_s": self.ttft_s,
+        } | ({f"kvtide.{tier}_hit_tokens": tokens for tier, tokens in self.hits._asdict().items()} if self.hits else {})
 
     def first_token(self) -> None:
         """Tokens have arrived."""

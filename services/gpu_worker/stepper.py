@@ -17,8 +17,9 @@ from services.gpu_worker.sampling import Adjust, SampledToken, sample
 from services.gpu_worker.sampling_grammar import Grammars
 from services.gpu_worker.sampling_guide import SoFar, adjustment
 from services.gpu_worker.transfers import RANK
+from shared import tracing
 from shared.errors import ProtocolError
-from shared.messages.worker import Sampled, StepDone, StepFailed, StepItem
+from shared.messages.worker import RunStep, Sampled, StepDone, StepFailed, StepItem
 from shared.packed import Ints, pack, unpack
 
 LOAD_WAIT_S = 30.0  # what one step waits for its loads in all: 16 GiB at 0.5 GiB/s; beyond it recomputing is better
@@ -72,7 +73,9 @@ class Stepper:
             step.begun.record()
             return _failed(step.op_id, error)
         step.ended.record()
-        return StepDone(step.op_id, RANK, sampled, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        _tell(step.command, seconds)
+        return StepDone(step.op_id, RANK, sampled, seconds)
 
     def _run(self, step: Step) -> list[Sampled]:
         items = step.command.items
@@ -149,6 +152,18 @@ class Stepper:
         if item.first_page < 0 or item.first_page + len(pages) > self._requests.pages_per_row:
             raise ProtocolError(f"{len(pages)} pages at {item.first_page} don't fit {self._requests.pages_per_row}")
         return pages
+
+
+def _tell(command: RunStep, seconds: float) -> None:
+    """A line and spans for the prompts of a step; steps that only decode are for `debug`."""
+    prompts = [item for item in command.items if _count(item) > 1]
+    if prompts:
+        names = ",".join(item.request_id for item in prompts)
+        tokens = sum(map(_count, prompts))
+        log.info("prefill op_id=%d requests=%s tokens=%d seconds=%.6f", command.op_id, names, tokens, seconds)
+    for item in prompts:
+        attributes = {"kvtide.op_id": command.op_id, "kvtide.start": item.start, "kvtide.tokens": _count(item)}
+        tracing.record("prefill", item.request_id, seconds, **attributes)
 
 
 def _count(item: StepItem) -> int:

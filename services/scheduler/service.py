@@ -17,6 +17,7 @@ from services.scheduler.core.status import integrity, status
 from services.scheduler.event_publisher import EventPublisher
 from services.scheduler.investment import investment
 from services.scheduler.recorder import Recorder
+from shared import tracing
 from shared.config import Config
 from shared.errors import ProtocolError
 from shared.link import BUSY_INTERVAL_S, IDLE_INTERVAL_S, MISSED_BEATS, new_epoch
@@ -29,6 +30,7 @@ from shared.messages.gateway import (
     Reject,
     Status,
     StatusWanted,
+    Submit,
     Usage,
     Why,
     WhyWanted,
@@ -73,6 +75,7 @@ class SchedulerService:
         self._decode = Decoder(ToScheduler)
         self._peers: dict[str, PeerRecord] = {}  # by identity
         self._started_s = time.monotonic()
+        self._traced: dict[tuple[PeerKey, str], float] = {}  # open requests that are traced: when they came
         self._timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self._ended = asyncio.Event()  # another scheduler has taken over
@@ -145,6 +148,8 @@ class SchedulerService:
             self._recorder.want(peer, message)
         else:
             self._recorder.submitted(peer, message)
+            if isinstance(message, Submit) and tracing.context_of(message.request_id):
+                self._traced[peer, message.request_id] = time.monotonic()
             self._feed(Received(peer, message))
 
     def _greet(self, peer: PeerKey, hello: Any) -> None:
@@ -181,11 +186,20 @@ class SchedulerService:
                 log.warning("peer_refused peer=%s reason=%s", command.peer.identity, reason)
             case Finish(request_id, reason, usage):
                 log.info("request id=%s finish=%s %s", request_id, reason, _pairs(usage))
+                self._trace(command.peer, request_id, reason, asdict(usage))
             case Reject(request_id, code, text):
                 log.info("request id=%s rejected=%d reason=%r", request_id, code, text)
+                self._trace(command.peer, request_id, f"rejected {code}", {})
         self._send(command.peer, command.message)
         for peer, record in self._recorder.ended(command.peer, command.message):
             self._send(peer, record)
+
+    def _trace(self, gateway: PeerKey, request_id: str, end: str, usage: dict[str, Any]) -> None:
+        started_s = self._traced.pop((gateway, request_id), None)
+        if started_s is not None:
+            seconds = time.monotonic() - started_s
+            attributes = {f"kvtide.{name}": value for name, value in usage.items() if isinstance(value, int | float)}
+            tracing.record("schedule", request_id, seconds, **{"kvtide.end": end}, **attributes)
 
     def _arm(self) -> None:
         if self._timer is not None:

@@ -209,7 +209,7 @@ class Lease:
     async def _find(self, message: FindPages) -> Message:
         if self._model is None:
             raise RefusedError("segment", "a lookup before any segment is open: it's open that says which model")
-        return await find(self._model, message.op_id, message.digests)
+        return await find(self._model, message)
 
     def watch(self) -> None:
         """Tell which processes map the pool no more, and which pages L3 has lost."""

@@ -10,26 +10,39 @@ from services.storage.backend import MAX_BATCH, ModelPages
 from services.storage.operations import Operation, RefusedError
 from shared.errors import SegmentError
 from shared.messages.common import Message
-from shared.messages.storage import ArchiveDone, ArchivePages, Found, PrefetchDone, PrefetchPages, PrefetchProgress
+from shared.messages.storage import (
+    ArchiveDone,
+    ArchivePages,
+    FindPages,
+    Found,
+    PrefetchDone,
+    PrefetchPages,
+    PrefetchProgress,
+)
 from shared.packed import pack, unpack
 from shared.page_hash import DIGEST_BYTES
 from shared.segments import OwnedSegment, PageIds
+from shared.tracing import record
 
 log = logging.getLogger("kvtide.storage")
 
 BATCH = 8  # pages between two reports: a waiting request sees its prefix grow in steps of 8 x 64 tokens
 
 
-async def find(store: ModelPages, op_id: int, digests: bytes) -> Message:
+async def find(store: ModelPages, message: FindPages) -> Message:
     """Found: how many leading pages L3 has."""
-    wanted, hits = split_digests(digests), 0
+    start_s = time.monotonic()
+    wanted, hits = split_digests(message.digests), 0
     for start in range(0, len(wanted), MAX_BATCH):
         batch = wanted[start : start + MAX_BATCH]
         found = await store.batch_exists(batch)
         hits += found
         if found < len(batch):
             break
-    return Found(op_id, hits)
+    seconds = time.monotonic() - start_s
+    log.info("lookup request=%s pages=%d found=%d seconds=%.6f", message.request_id, len(wanted), hits, seconds)
+    record("lookup", message.request_id, seconds, **{"kvtide.pages": len(wanted), "kvtide.found_pages": hits})
+    return Found(message.op_id, hits)
 
 
 async def prefetch(
@@ -64,7 +77,10 @@ async def prefetch(
                 progress(PrefetchProgress(message.op_id, pack(operation.named)))
     except Exception:  # what the backend raises is its own; the pages that are left are misses
         log.exception("prefetch_cut_short op_id=%d named=%d", message.op_id, len(operation.named))
-    return PrefetchDone(message.op_id, pack(operation.named), corrupt, time.monotonic() - start_s)
+    seconds, got = time.monotonic() - start_s, len(operation.named)
+    log.info("prefetch request=%s pages=%d named=%d seconds=%.6f", message.request_id, len(pages), got, seconds)
+    record("prefetch", message.request_id, seconds, **{"kvtide.pages": len(pages), "kvtide.named_pages": got})
+    return PrefetchDone(message.op_id, pack(operation.named), corrupt, seconds)
 
 
 async def archive(store: ModelPages, segment: OwnedSegment, operation: Operation, message: ArchivePages) -> Message:

@@ -159,6 +159,7 @@ class FindPages(Message, tag=True):
 
     op_id: int  # rises within the scheduler's epoch
     digests: bytes  # 32 bytes a page
+    request_id: str = ""  # of the first Submit that waits for it, for log lines and traces
 
 
 class Found(Message, tag=True):
@@ -175,6 +176,7 @@ class PrefetchPages(Message, tag=True):
     segment_epoch: int  # ns since 1970
     pages: bytes  # packed int32
     digests: bytes  # 32 bytes a page
+    request_id: str = ""  # of the first Submit that waits for it, for log lines and traces
 
 
 class PrefetchProgress(Message, tag=True):

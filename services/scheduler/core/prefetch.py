@@ -91,7 +91,7 @@ class Prefetcher:
         )
         request.fetch = find
         self._by_digest[digests[0]] = find
-        message = FindPages(self._state.operations.new_id(), b"".join(digests))
+        message = FindPages(self._state.operations.new_id(), b"".join(digests), request.key.request_id)
         self._state.counters["lookups"] += 1
         self._state.operations.start(find, message, storages)
 
@@ -208,7 +208,8 @@ class Prefetcher:
         for waiting in operation.requests:
             waiting.fetch = operation
             waiting.state, waiting.state_deadline = RequestState.PREFETCHING, deadline
-        message = PrefetchPages(self._state.operations.new_id(), pool.segment_epoch, pack(pages), b"".join(digests))
+        op_id, name = self._state.operations.new_id(), request.key.request_id
+        message = PrefetchPages(op_id, pool.segment_epoch, pack(pages), b"".join(digests), name)
         self._state.counters["prefetch_pages"] += len(pages)
         operation.timeout_s = max(operation.timeout_s, PREFETCH_MAX_S)
         self._state.operations.start(operation, message, [storage])
