@@ -43,6 +43,7 @@ def job(stream: bool, **changes: Any) -> Job:
         "priority": 0,
         "stream": stream,
         "include_usage": False,
+        "continuous_usage": False,
         "return_token_ids": True,
         "explain": False,
     }
