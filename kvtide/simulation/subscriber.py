@@ -39,7 +39,7 @@ class Subscriber:
     def check(self, core: "Core") -> None:
         """What it knows is what the tree has, and L3."""
         tree = core.state.tree
-        nodes = [*tree.nodes(), *tree.detached]
+        nodes = list(tree.nodes())
         held = {
             GPU: [node for node in nodes if node.value is not None],
             CPU: [node for node in nodes if node.host is not None],

@@ -65,6 +65,21 @@ def test_sc_31_a_demotion_is_no_loss_and_a_load_is_told() -> None:
     assert core.match(A).device[0].host is not None
 
 
+def test_tier_10_a_failed_load_is_told_at_once_though_its_pages_stay_locked() -> None:
+    """They may be loaded anew before the last lock goes: told then, the loss would hide the second copy."""
+    core = Listener(prefetch=False)
+    core.compute([*A, 9])
+    core.evict_device(4)
+    core.submit([*A, 9])
+    core.told()
+    core.load_failed(reason="error")
+    assert ("Removed", "GPU", 4) in core.told()
+    core.step_failed("load")
+    assert core.told()[0] == ("Stored", "GPU", 4)
+    core.settle()
+    core.nothing_left()
+
+
 def test_tier_10_an_eviction_for_another_request_is_told_before_its_pages_are_stored() -> None:
     core = Listener(prefetch=False, device=6)
     core.compute([*A, 9])

@@ -73,9 +73,7 @@ class Ghosts:
         """A page that is there needs no ghost, and its old one does no harm."""
 
     def removed(self, node: Node, medium: Medium) -> None:
-        """The tree has lost a node's pages. Those of a removed node were not to be found any more before."""
-        if node.detached:
-            return
+        """The tree has lost a node's pages."""
         tier: Tier = "device" if medium == GPU else "host"
         self._put(tier, RadixTree.digests_of(node), self.current._replace(at=self.now))
 

@@ -160,8 +160,8 @@ class TreeHolds:
             node.parent.valued_children -= 1
             self.device_leaves.offer(node.parent)
         self._offer_host(node)
-        for publisher in self._publishers:
-            publisher.removed(node, GPU)
+        if not node.detached:  # else it was told when the node left the tree
+            self._removed(node, GPU)
         return pages
 
     def set_host(self, node: Node, span: HostSpan) -> None:
@@ -184,8 +184,7 @@ class TreeHolds:
         if node.parent is not None and not node.detached:
             node.parent.backed_children -= 1
             self._offer_host(node.parent)
-        for publisher in self._publishers:
-            publisher.removed(node, CPU)
+        self._removed(node, CPU)
         return span
 
     def detach(self, node: Node) -> Detached:
@@ -208,6 +207,7 @@ class TreeHolds:
                     parent_of_part.valued_children -= 1
                 self.device_leaves.discard(part)
                 self.detached.add(part)
+                self._removed(part, GPU)  # nobody finds it any more, and its pages may be loaded anew
         for part in parts:
             part.detached = True
         self.device_leaves.offer(parent)
@@ -256,6 +256,10 @@ class TreeHolds:
         """Every node in the tree, roots included."""
         for root in self.roots.values():
             yield from self.subtree(root)
+
+    def _removed(self, node: Node, medium: Medium) -> None:
+        for publisher in self._publishers:
+            publisher.removed(node, medium)
 
     def _offer_host(self, node: Node) -> None:
         if node.host is not None and not node.backed_children:
