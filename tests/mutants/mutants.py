@@ -203,8 +203,8 @@ MUTANTS = [
     _one(
         "an eviction from the host isn't published",
         f"{CORE}/tree_holds.py",
-        "            publisher.removed(node, CPU)\n",
-        "            pass\n",
+        "        self._removed(node, CPU)\n",
+        "        pass\n",
     ),
     _one(
         "pages that L3 dropped stay published",
