@@ -11,6 +11,8 @@ from shared.messages.storage import SegmentInfo
 from shared.populate import populate
 from shared.segments import Bytes, Checksums, MappedSegment, map_segment
 
+POPULATE_END_S = 1.0  # a step takes less than 1 ms; more on a machine that is short of processors
+
 PageIds = npt.NDArray[np.int64]
 Check = Callable[[], None]  # raises when the operation was cancelled
 
@@ -70,7 +72,7 @@ class MappedHostSegment:
         """Raises SegmentError when it can't be mapped."""
         segment = map_segment(info, identity, epoch)
         self._segment: MappedSegment = segment
-        populate(lambda: segment.pages_array)
+        self._populating = populate(lambda: segment.pages_array)
 
     @property
     def epoch(self) -> int:
@@ -89,6 +91,7 @@ class MappedHostSegment:
 
     def close(self) -> None:
         self._segment.close()
+        self._populating.join(POPULATE_END_S)  # until then it may hold the map, and with it the lock file
 
     def _expected(self, host_pages: PageIds, digests: Sequence[bytes]) -> Checksums:
         names = self._segment.names_of(host_pages)
