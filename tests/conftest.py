@@ -13,6 +13,7 @@ def _layer(item: pytest.Item) -> str:
     return item.path.relative_to(TESTS).parts[0]
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the layers in order, and mark the tests of `integration` and `faults` by their folder."""
     items.sort(key=lambda item: LAYERS.index(_layer(item)) if _layer(item) in LAYERS else len(LAYERS))
