@@ -20,12 +20,11 @@ ANSWER_TIMEOUT_S = 3.0  # a scheduler answers between two steps of a few ms; a n
 CLI_PREFIX = "cli-"  # identities of the command line, which come and go
 
 
-class _Asker:
-    """A gateway without requests: it says hello, asks once, and keeps the answer."""
+class Guest:
+    """A gateway without requests: what the command line is to a scheduler."""
 
     def __init__(self, endpoint: str) -> None:
         self._identity = f"{CLI_PREFIX}{os.getpid()}"
-        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.link = SchedulerLink(endpoint, self._identity, ToGateway, self)
 
     def hello(self) -> Message:
@@ -38,10 +37,26 @@ class _Asker:
         return True
 
     def on_scheduler(self, epoch: int) -> None:
-        self.link.send(StatusWanted())
+        """A scheduler has taken the hello."""
+        raise NotImplementedError
 
     def on_lost(self) -> None:
-        """The deadline of `fetch_status` ends it."""
+        """The link says hello again; who waits has a deadline."""
+
+    def on_message(self, message: Any) -> None:
+        """What the scheduler says."""
+        raise NotImplementedError
+
+
+class _Asker(Guest):
+    """Asks once, and keeps the answer."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(endpoint)
+        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def on_scheduler(self, epoch: int) -> None:
+        self.link.send(StatusWanted())
 
     def on_message(self, message: Any) -> None:
         if isinstance(message, Status) and not self.answer.done():

@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import json
-import os
 import secrets
 import time
 from collections.abc import Callable
@@ -11,43 +10,27 @@ from pathlib import Path
 from typing import IO, Any
 
 from kvtide.child import StackError
-from kvtide.status import ANSWER_TIMEOUT_S, CLI_PREFIX
+from kvtide.status import ANSWER_TIMEOUT_S, Guest
 from shared.errors import ProtocolError, TraceError
-from shared.link import SchedulerLink
-from shared.messages import ToGateway
-from shared.messages.common import Message
-from shared.messages.gateway import GatewayHello, Recorded, RecordWanted
+from shared.messages.gateway import Recorded, RecordWanted
 
 SALT_BYTES = 32  # drawn for each recording and kept nowhere: its ids tell nothing about a text, and fit no other trace
 
 
-class _Recording:
-    """A gateway without requests that asks to be told of others' requests."""
+class _Recording(Guest):
+    """Asks to be told of others' requests."""
 
     def __init__(self, endpoint: str, write: Callable[[str], object]) -> None:
-        self._identity = f"{CLI_PREFIX}{os.getpid()}"
+        super().__init__(endpoint)
         self._salt = secrets.token_bytes(SALT_BYTES)
         self._write = write
         self._started_ms = time.time_ns() // 1_000_000
         self.requests = 0
         self.greeted = asyncio.Event()
-        self.link = SchedulerLink(endpoint, self._identity, ToGateway, self)
-
-    def hello(self) -> Message:
-        return GatewayHello(self._identity)
-
-    def stats(self) -> dict[str, float]:
-        return {}
-
-    def busy(self) -> bool:
-        return True
 
     def on_scheduler(self, epoch: int) -> None:
         self.link.send(RecordWanted(self._salt))
         self.greeted.set()
-
-    def on_lost(self) -> None:
-        """The link says hello again, and the recording goes on."""
 
     def on_message(self, message: Any) -> None:
         if isinstance(message, Recorded):
