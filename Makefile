@@ -22,7 +22,7 @@ serve: $(STAMP) ## serve the OpenAI API from this machine
 	$(BIN)/kvtide serve $(ARGS)
 
 test: $(STAMP) ## run every test: unit, conformance, simulation, integration, faults (ARGS='-k name' for some)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 test-mutants: $(STAMP) ## plant faults in copies of the core and print the seeds that find them (ARGS="'no fence'" for some)
 	$(BIN)/python -m tests.mutants $(ARGS)

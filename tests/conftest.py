@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 STACKS = ("integration", "faults", "compose")  # each test starts a whole stack: one at a time, whatever runs beside it
 LAYERS = ("unit", "conformance", "simulation", "integration", "faults")
@@ -13,12 +14,21 @@ def _layer(item: pytest.Item) -> str:
     return item.path.relative_to(TESTS).parts[0]
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the layers in order, and mark the tests of `integration` and `faults` by their folder."""
     items.sort(key=lambda item: LAYERS.index(_layer(item)) if _layer(item) in LAYERS else len(LAYERS))
     for item in items:
-        if _layer(item) in STACKS:
-            item.add_marker(pytest.mark.xdist_group("stack"))
         if _layer(item) in ("integration", "faults"):
             item.add_marker(_layer(item))
+
+
+class StacksTogether(LoadScopeScheduling):
+    """All tests that start a stack go to one worker; the others go wherever there is time."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "stacks" if nodeid.split("/")[1] in STACKS else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> StacksTogether:
+    """xdist asks for it with `-n`."""
+    return StacksTogether(config, log)
