@@ -114,7 +114,8 @@ def _walk(tree: RadixTree, locks: dict[Node, int]) -> tuple[list[Claim], dict[Ho
     device: list[Claim] = []
     host: dict[HostPool, list[Claim]] = {}
     evictable = protected = 0
-    sees_device = tree.device_leaves.sees
+    device_leaves = set(tree.device_leaves.nodes())
+    host_leaves: dict[HostPool, set[Node]] = {}
     stack = list(tree.roots.values())
     while stack:
         node = stack.pop()
@@ -138,18 +139,18 @@ def _walk(tree: RadixTree, locks: dict[Node, int]) -> tuple[list[Claim], dict[Ho
                 protected += pages
             else:
                 evictable += pages
-                if not valued and node.device_entry is None and not sees_device(node):
+                if not valued and node not in device_leaves:
                     raise IntegrityError(f"{_name(node)} is a device leaf that eviction can't see")
         elif valued and not node.is_root:
             raise IntegrityError(f"a child of a {_name(node)} is on the device, its parent isn't")
         if span is not None:
             if span.pool not in host:
                 host[span.pool] = []
+                host_leaves[span.pool] = set(span.pool.leaves.nodes())
             host[span.pool].append((node, span.pages))
             if len(span.pages) != pages:
                 raise IntegrityError(f"{_name(node)} covers {pages} pages and holds {len(span.pages)} host pages")
-            hidden = not backed and node.host_entry is None and (value is not None or not lock_ref)
-            if hidden and not span.pool.leaves.sees(node):
+            if not backed and (value is not None or not lock_ref) and node not in host_leaves[span.pool]:
                 raise IntegrityError(f"{_name(node)} is a host leaf that eviction can't see")
         elif value is None and not node.is_root:
             raise IntegrityError(f"{_name(node)} has pages nowhere")

@@ -100,10 +100,6 @@ class LeafHeap:
         for node in parked:
             self.offer(node)
 
-    def sees(self, node: "Node") -> bool:
-        """Does the node have its place here? For `check_integrity`."""
-        return getattr(node, self._slot) is not None or node in self._parked
-
     def nodes(self) -> Iterator["Node"]:
         """Nodes with a valid entry and parked ones, in no order; for `check_integrity`."""
         yield from (entry.node for entry in self._heap if getattr(entry.node, self._slot) is entry)
