@@ -1,10 +1,9 @@
-"""Runs SGLang's side of `kvtide bench core`: sglang_jobs.py WHEEL PROMPTS {trees|tiers}
+"""Runs SGLang's side of `kvtide bench core`: sglang_jobs.py WHEEL PROMPTS
 
 PROMPTS is a folder with one .npz per workload: `tokens` (int64, all prompts joined) and `lengths`. A job is a line of
 JSON on stdin, ["function", workload, {arguments}]; the answer is a line with its seconds.
 """
 
-import importlib
 import json
 import os
 import sys
@@ -29,19 +28,19 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever the imports print is no answer
     warnings.filterwarnings("ignore")
-    wheel, folder, side = sys.argv[1:]
+    wheel, folder = sys.argv[1:]
     sglang_imports.prepare(wheel)
+    import sglang_trees
     import torch
 
     torch.set_num_threads(1)
-    module = importlib.import_module(f"sglang_{side}")
     known: dict[str, list[Any]] = {}
     print(json.dumps("ready"), file=answers, flush=True)
     for line in sys.stdin:
         function, workload, arguments = json.loads(line)
         if workload not in known:
             known[workload] = prompts(Path(folder) / f"{workload}.npz")
-        seconds = getattr(module, function)(known[workload], **arguments)
+        seconds = getattr(sglang_trees, function)(known[workload], **arguments)
         print(json.dumps(seconds), file=answers, flush=True)
 
 

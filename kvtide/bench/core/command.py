@@ -51,7 +51,7 @@ def measure(folder: Path, scratch: Path, say: Say) -> list[Row]:
     for name, prompts in made.items():
         _save(scratch / f"{name}.npz", prompts)
     say(f"starting {PEER}")
-    with Peer(folder, "s23", scratch, "trees") as peer:
+    with Peer(folder, "s23", scratch) as peer:
         rows = [*_requests(peer, made, say), *_evictions(peer, made["leaves"], say), _long_match(peer, made["long"])]
     say("memory of a million tokens")
     return [*rows, _memory()]

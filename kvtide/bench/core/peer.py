@@ -21,12 +21,12 @@ class PeerError(KvtideError):
 class Peer:
     """`with Peer(...) as peer`: the process ends with the block."""
 
-    def __init__(self, folder: Path, version: str, prompts: Path, side: str) -> None:
+    def __init__(self, folder: Path, version: str, prompts: Path) -> None:
         python, wheel = folder / "venv" / "bin" / "python", folder / version
         if not python.exists() or not wheel.exists():
             raise PeerError(f"{folder} has no {version}; run: bench/peers/setup {folder}")
-        command = [str(python), str(JOBS), str(wheel), str(prompts), side]
-        self._name = f"{version} {side}"
+        command = [str(python), str(JOBS), str(wheel), str(prompts)]
+        self._name = version
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=prompts
         )

@@ -27,4 +27,4 @@ def test_a_short_pool_evicts_the_prompt_used_longest_ago() -> None:
 
 def test_a_folder_without_the_peer_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match=f"bench/peers/setup {tmp_path}"):
-        Peer(tmp_path, "s23", tmp_path, "trees")
+        Peer(tmp_path, "s23", tmp_path)
