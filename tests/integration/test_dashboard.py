@@ -147,14 +147,14 @@ async def test_the_page_shows_the_stack_and_follows_it(browser: Browser, stack: 
     await browser.until("#state", "ready")
     await browser.until("#model", stack.config.model.name)
     for name in ("L1 device", "write_backup", "L2 host", "archive", "L3 storage"):
-        assert name in await browser.text("#tiers")
+        await browser.until("#tiers", name)
     for identity in ("scheduler", "gpu_worker-0", "storage-0", "gateway-0"):
-        assert identity in await browser.text("#processes")
-    assert "no prompt yet" in await browser.text("#tiles")
+        await browser.until("#processes", identity)
+    await browser.until("#tiles", "no prompt yet")
 
     await ask_each(stack, [0, 0])
     await browser.until("#tiles", "prompt tokens")
-    assert "cached" in await browser.until("#tiers .tier.device", "pages ·")
+    await browser.until("#tiers .tier.device", "cached")
     await browser.until("#tiers .tier.storage", "stored")
     await browser.until("#chart-note", r"device [1-9]\d* %")
     assert await browser.run("return document.querySelectorAll('#chart rect.device').length") > 0
@@ -199,7 +199,7 @@ async def test_a_storage_that_dies_is_seen(browser: Browser, folder: Path) -> No
         await browser.until("#state", "ready")
         stack.kill("storage-0", signal.SIGSTOP)
         await browser.until("#notices", "storage-0 is silent")
-        assert "silent for" in await browser.text("#processes")
+        await browser.until("#processes", "silent for")
         assert await browser.run("return document.querySelector('.tier.host').classList.contains('gone')")
         stack.kill("storage-0", signal.SIGKILL)
         await browser.until("#events", "storage-0 started anew")
@@ -207,7 +207,7 @@ async def test_a_storage_that_dies_is_seen(browser: Browser, folder: Path) -> No
 
         stack.kill("scheduler-0", signal.SIGSTOP)
         await browser.until("#state", "scheduler gone")
-        assert "scheduler" in await browser.text("#notices")
+        await browser.until("#notices", "scheduler")
         stack.kill("scheduler-0", signal.SIGKILL)
         await browser.until("#events", "the scheduler answers again")
         await browser.until("#state", "ready")

@@ -40,13 +40,22 @@ def ids(folder: Path) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path, ids: list[int]) -> torch.Tensor:
+def reference(folder: Path) -> Any:
     from transformers import LlamaForCausalLM
 
-    reference: Any = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    with torch.inference_mode():
-        logits: torch.Tensor = reference(torch.tensor([ids])).logits[0]
-    return logits
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@torch.inference_mode()
+def expected_in_steps(reference: Any, ids: list[int], borders: list[int]) -> torch.Tensor:
+    """Transformers in the same steps: where products of other shapes sum in another order, it is up to 1.7e-4 from
+    its own answer in one step, and up to 1.0e-4 from float64."""
+    found, cache = [], None
+    for start, stop in zip([0, *borders], [*borders, len(ids)], strict=True):
+        done = reference(torch.tensor([ids[start:stop]]), cache=cache, use_cache=True)
+        cache = done.cache
+        found.append(done.logits[0])
+    return torch.cat(found)
 
 
 def logits_in_steps(model: Llama, ids: list[int], borders: list[int]) -> torch.Tensor:
@@ -63,12 +72,14 @@ def logits_in_steps(model: Llama, ids: list[int], borders: list[int]) -> torch.T
 
 
 @pytest.mark.parametrize("borders", [[], [64, 128], [10, 80, 81, 82, 83, 140]], ids=["cold", "pages", "any"])
-def test_logits_equal_transformers(model: Llama, ids: list[int], expected: torch.Tensor, borders: list[int]) -> None:
+def test_logits_equal_transformers(model: Llama, reference: Any, ids: list[int], borders: list[int]) -> None:
     assert 2 * PAGE < len(ids) < 4 * PAGE
+    expected = expected_in_steps(reference, ids, borders)
     torch.testing.assert_close(logits_in_steps(model, ids, borders), expected, **CLOSE)
 
 
-def test_scores_equal_transformers(model: Llama, ids: list[int], expected: torch.Tensor) -> None:
+def test_scores_equal_transformers(model: Llama, reference: Any, ids: list[int]) -> None:
+    expected = expected_in_steps(reference, ids, [])
     gap, logprob = score_tokens(model, ids, 5)
     wanted = torch.tensor(ids[5:])[:, None]
     chosen = expected[4:-1].gather(1, wanted)[:, 0]
