@@ -2,7 +2,7 @@
 
 from services.scheduler.core.events import BlockRemoved, BlockStored, CacheEvent
 from shared.messages.common import Message
-from shared.messages.storage import PagesDropped
+from shared.messages.storage import ArchiveDone, ArchivePages, PagesDropped
 from shared.packed import pack
 from shared.page_hash import chain
 from tests.conformance.harness import Harness
@@ -121,6 +121,17 @@ def test_tier_10_a_message_that_names_a_dropped_page_twice_tells_it_once() -> No
     page = list(chain(b"", pack(A), 2))[3]
     core.answer(core.storage, PagesDropped(2 * page))
     assert core.told() == [("Removed", "EXTERNAL", 1)]
+
+
+def test_tier_10_an_archive_s_answer_that_comes_after_its_pages_were_dropped_stores_nothing() -> None:
+    core = Listener(prefetch=False)
+    core.submit([*A, 9])
+    core.settle(ArchivePages)
+    core.told()
+    archive = core.take(ArchivePages)
+    core.answer(core.storage, PagesDropped(list(chain(b"", pack(A), 2))[3]))
+    core.answer(core.storage, ArchiveDone(archive.op_id, pack(range(4)), 0.0))
+    assert core.told() == [("Stored", "EXTERNAL", 1)] * 3
 
 
 def test_event_01_nothing_is_collected_unless_somebody_listens() -> None:

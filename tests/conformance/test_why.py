@@ -158,6 +158,20 @@ def test_why_dropped_when_l3_did_not_store_it() -> None:
     assert reasons(core, request)["storage"] == ("dropped", "not_stored")
 
 
+def test_why_evicted_when_l3_lost_it_before_its_archive_was_answered() -> None:
+    core = Harness()
+    core.submit(PROMPT)
+    core.settle(ArchivePages)
+    archive = core.take(ArchivePages)
+    core.answer(core.storage, PagesDropped(archive.digests))
+    core.answer(core.storage, ArchiveDone(archive.op_id, pack(range(4)), 0.0))
+    core.evict_device(4)
+    core.evict_host(24)
+    core.settle()
+    request = core.compute(PROMPT)
+    assert reasons(core, request)["storage"] == ("evicted", "by_storage")
+
+
 def test_why_dropped_for_want_of_room_for_a_prefetch() -> None:
     core = Harness(host=8)  # prefetches may hold two pages of it
     request = core.submit(PROMPT)

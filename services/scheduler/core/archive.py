@@ -60,11 +60,20 @@ class Archiver:
     def _has_room(self, pool: HostPool, pages: int) -> bool:
         return pool.archiving + pages <= max(1, int(pool.total * ARCHIVE_SHARE))
 
+    def dropped(self, digests: list[bytes]) -> None:
+        """L3 has lost pages. An archive's answer that comes later may be older: one that was lost is sent again."""
+        self._state.ghosts.left_storage(digests)
+        if self._state.published is not None:
+            self._state.published.dropped(digests)
+        for operation in self._state.operations.live(Archive):
+            operation.dropped.update(set(digests).intersection(operation.digests))
+
     def ended(self, operation: Archive, stored: bytes = b"") -> None:
         """The archive has settled, whatever it stored: packed positions."""
-        positions = set(unpack(stored).tolist())
+        gone = {at for at, digest in enumerate(operation.digests) if digest in operation.dropped}
+        positions = set(unpack(stored).tolist()) - gone
         kept = [digest for at, digest in enumerate(operation.digests) if at in positions]
-        lost = [digest for at, digest in enumerate(operation.digests) if at not in positions]
+        lost = [digest for at, digest in enumerate(operation.digests) if at not in positions | gone]
         self._state.ghosts.note("storage", kept, "stored")
         self._state.ghosts.note("storage", lost, "dropped", "not_stored")
         if self._state.published is not None and operation.blocks:

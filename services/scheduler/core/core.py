@@ -248,9 +248,7 @@ class Core:
             case storage.Superseded():
                 self._supersede()
             case storage.PagesDropped(digests):
-                self.state.ghosts.left_storage(split_digests(digests))
-                if self.state.published is not None:
-                    self.state.published.dropped(split_digests(digests))
+                self.host.archiver.dropped(split_digests(digests))
             case storage.PeerExited(identity, epoch, segment_epoch):
                 self._unmapped(PeerKey(identity, epoch), segment_epoch)
             case storage.PrefetchProgress(op_id, named):

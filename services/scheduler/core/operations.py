@@ -129,6 +129,7 @@ class Archive(PinsHostPages):
     """ArchivePages: host pages -> L3."""
 
     digests: list[bytes] = field(default_factory=list)
+    dropped: set[bytes] = field(default_factory=set)  # of them, what L3 has lost since: the answer may be from before
     blocks: "list[BlockStored]" = field(default_factory=list)  # for KV events
 
 
