@@ -36,6 +36,11 @@ def disk_bytes(folder: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in files)
 
 
+def flip(at: int, data: bytes) -> bytes:
+    """The same bytes but for one bit of byte `at`."""
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
 async def put(pages: ModelPages, *numbers: int) -> list[bool]:
     """Store pages by number."""
     content = [Page(n) for n in numbers]

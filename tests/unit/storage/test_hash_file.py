@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from services.storage import disk_room, hash_file
-from services.storage.page_file import BLOCK, FIXED, PageFormat
+from services.storage.page_file import BLOCK, PageFormat
 from shared.errors import StorageError
 from shared.geometry import PageGeometry, Part
 from tests.unit.storage.conftest import MakeStore
@@ -24,6 +24,7 @@ from tests.unit.storage.pages import (
     Page,
     disk_bytes,
     exists,
+    flip,
     get,
     hits,
     page_files,
@@ -79,49 +80,6 @@ async def test_store_04_a_digest_is_never_rewritten(make_store: MakeStore) -> No
     assert path.stat().st_mtime_ns == before.st_mtime_ns
     assert store.stats()["l3_set_pages"] == 1
     assert other.stats()["l3_bytes"] == before.st_blocks * 512
-
-
-def flip(at: int, data: bytes) -> bytes:
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-
-
-DAMAGE = {
-    "sc_24_truncated": lambda data: data[:-1],
-    "empty": lambda data: b"",
-    "header_only": lambda data: data[:BLOCK],
-    "longer": lambda data: data + b"x",
-    "magic": lambda data: flip(0, data),
-    "version": lambda data: flip(8, data),
-    "model": lambda data: flip(16, data),
-    "digest": lambda data: flip(48, data),
-    "length": lambda data: flip(80, data),
-    "table": lambda data: flip(FIXED.size, data),
-    "padding": lambda data: flip(BLOCK - 5, data),
-    "first_byte": lambda data: flip(BLOCK, data),
-    "last_byte": lambda data: flip(len(data) - 1, data),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-async def test_store_04_a_bad_file_is_a_miss_in_quarantine_and_the_next_read_works(
-    make_store: MakeStore, damage
-) -> None:
-    store = await make_store()
-    pages = await store.of_model(MODEL, GEOMETRY)
-    await put(pages, 0, 1)
-    path = next(path for path in page_files(store.folder) if path.stem == Page(0).digest.hex())
-    path.write_bytes(damage(path.read_bytes()))
-    read = await get(pages, 0, 1)
-    assert [each is not None for each in read.checksums] == [False, True]
-    assert read.corrupt == 1
-    assert not path.exists()
-    assert len(list((store.folder / "quarantine").iterdir())) == 1
-    stats = store.stats()
-    assert (stats["l3_corrupt"], stats["l3_quarantined"], stats["l3_files"]) == (1, 1, 1)
-    assert stats["l3_bytes"] == disk_bytes(store.folder)
-    assert await exists(pages, 0) == 0
-    assert await put(pages, 0) == [True]
-    assert await hits(pages, 0, 1) == [True, True]
 
 
 async def test_store_04_a_pipe_in_a_files_place_is_a_miss_and_holds_no_thread(make_store: MakeStore) -> None:

@@ -61,6 +61,7 @@ async def test_a_second_scheduler_of_an_identity_is_refused_while_the_first_is_h
     config: Config, endpoints: list[str], pair: list[FakeScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = pair
+    monkeypatch.setattr(link, "RECONNECT_S", 600.0)  # a fake scheduler can't be told while its peer makes a new socket
     async with running(shared(config, endpoints, "a", "a")) as service:
         await first.welcome("a")
         opened = await first.open()
