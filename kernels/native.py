@@ -10,6 +10,8 @@ import numpy.typing as npt
 from kernels.build import library_path
 
 Addresses = npt.NDArray[np.uint64]
+PageIds = npt.NDArray[np.int64]
+Places = npt.NDArray[np.int64]
 Checksums = npt.NDArray[np.uint32]
 
 CHECK_INPUT, CHECK_VALUE = b"123456789", 0xE3069283  # the check value that the CRC catalogues give for CRC32C
@@ -21,14 +23,18 @@ class Native(NamedTuple):
     library: ctypes.CDLL
     hardware: bool
 
-    def copy_units(self, dst: Addresses, src: Addresses, unit_bytes: int) -> Checksums:
-        """Copy unit i from address src[i] to dst[i]; uint32 [n]: each one's CRC32C. The caller checked the ranges."""
-        dst, src = np.ascontiguousarray(dst), np.ascontiguousarray(src)
-        crc = np.empty(len(src), dtype=np.uint32)
-        self.library.copy_units(
-            dst.ctypes.data, src.ctypes.data, unit_bytes, len(src), crc.ctypes.data, int(self.hardware)
+    def copy_pages(
+        self, host: int, places: Places, device_pages: PageIds, host_pages: PageIds, crc: Checksums, to_host: bool
+    ) -> None:
+        """Copy these units of page device_pages[i] to host_pages[i] of the pool at address `host`, or back.
+
+        places: int64 [units, 4]: device address of page 0, host offset of page 0, host bytes from one page to the
+        next, bytes of a unit. crc: uint32 [n, units], filled. All are contiguous; the caller checked the ranges.
+        """
+        self.library.copy_pages(
+            *(host, places.ctypes.data, len(places), device_pages.ctypes.data, host_pages.ctypes.data),
+            *(len(device_pages), crc.ctypes.data, int(to_host), int(self.hardware)),
         )
-        return crc
 
     def crc_units(self, src: Addresses, unit_bytes: int) -> Checksums:
         """uint32 [n]: CRC32C of the `unit_bytes` bytes at each address. The caller checked the ranges."""
@@ -57,9 +63,9 @@ def load() -> tuple[Native | None, str]:
 
 def _bind(library: ctypes.CDLL) -> Native:
     pointer, size, flag = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    library.copy_units.argtypes = (pointer, pointer, size, size, pointer, flag)
+    library.copy_pages.argtypes = (pointer, pointer, size, pointer, pointer, size, pointer, flag, flag)
     library.crc_units.argtypes = (pointer, size, size, pointer, flag)
-    library.copy_units.restype = library.crc_units.restype = None
+    library.copy_pages.restype = library.crc_units.restype = None
     library.has_crc_instruction.argtypes = ()
     library.has_crc_instruction.restype = flag
     return Native(library, hardware=bool(library.has_crc_instruction()))

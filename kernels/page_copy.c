@@ -200,14 +200,33 @@ static void order_stores(void) {}
 
 /* ---- the two entry points ---- */
 
-/* Copies src[i] to dst[i], `nbytes` each, and writes the CRC32C of unit i to crc[i]. Units must not overlap. */
-void copy_units(uint8_t *const *dst, const uint8_t *const *src, size_t nbytes, size_t count, uint32_t *crc,
-                int hardware) {
-    size_t stream = nbytes / (3 * LINE) * LINE;
-    uint32_t factor = shift_factor(stream);
-    for (size_t i = 0; i < count; i++)
-        crc[i] = hardware ? copy_unit_fast(dst[i], src[i], nbytes, stream, factor)
-                          : copy_unit_table(dst[i], src[i], nbytes, stream, factor);
+/* Where the units of one (layer, part) lie: page p's is at `device` + p * bytes on the device, and at `host_offset` +
+ * p * host_stride from the start of the host pool. The binding passes these as rows of int64. */
+struct place {
+    int64_t device, host_offset, host_stride, bytes;
+};
+
+/* For each i < pages copies these units of page device_pages[i] to those of host_pages[i], or the other way when
+ * `to_host` is 0, and writes their CRC32C to crc[i * units ...]. Units must not overlap. */
+void copy_pages(uint8_t *host, const struct place *places, size_t units, const int64_t *device_pages,
+                const int64_t *host_pages, size_t pages, uint32_t *crc, int to_host, int hardware) {
+    size_t bytes = 0, stream = 0;
+    uint32_t factor = 0;
+    for (size_t i = 0; i < pages; i++)
+        for (size_t u = 0; u < units; u++) {
+            const struct place *at = places + u;
+            uint8_t *on_device = (uint8_t *)(intptr_t)at->device + device_pages[i] * at->bytes;
+            uint8_t *on_host = host + at->host_offset + host_pages[i] * at->host_stride;
+            uint8_t *dst = to_host ? on_host : on_device;
+            const uint8_t *src = to_host ? on_device : on_host;
+            if ((size_t)at->bytes != bytes) {
+                bytes = (size_t)at->bytes;
+                stream = bytes / (3 * LINE) * LINE;
+                factor = shift_factor(stream);
+            }
+            *crc++ = hardware ? copy_unit_fast(dst, src, bytes, stream, factor)
+                              : copy_unit_table(dst, src, bytes, stream, factor);
+        }
     order_stores();
 }
 

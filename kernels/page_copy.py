@@ -6,28 +6,20 @@ a late overwrite of the source can't hide.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels import checksum, native
-from kernels.native import Checksums
+from kernels.native import Checksums, PageIds
 from shared.errors import GeometryError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-PageIds = npt.NDArray[np.int64]
 HostPages = npt.NDArray[np.uint8]
-
-
-class _Job(NamedTuple):
-    layers: slice
-    device_pages: PageIds
-    host: HostPages
-    host_pages: PageIds
-    to_host: bool
+ALL = slice(None)
 
 
 class PageCopier:
@@ -44,67 +36,80 @@ class PageCopier:
         Raises GeometryError for a shape or an offset that doesn't fit.
         """
         _check_buffers(layers, offsets, page_size, page_bytes)
-        self._layers, self._page_size, self._page_bytes = layers, page_size, page_bytes
-        self._offsets = np.array(offsets, dtype=np.int64)
-        self._addresses = np.array([[each.data_ptr() for each in parts] for parts in layers], dtype=np.int64)
-        self._units = [each.nbytes // each.shape[0] * page_size for each in layers[0]]
-        self._device_pages = min(each.shape[0] // page_size for parts in layers for each in parts)
-        self._on_cpu = all(each.device.type == "cpu" for parts in layers for each in parts)
+        self.layers, self.offsets, self.page_bytes = layers, np.array(offsets, dtype=np.int64), page_bytes
+        self.units = [each.nbytes // each.shape[0] * page_size for each in layers[0]]
+        self.device_pages = min(each.shape[0] // page_size for parts in layers for each in parts)
+        self.on_cpu = all(each.device.type == "cpu" for parts in layers for each in parts)
+        addresses = np.array([[each.data_ptr() for each in parts] for parts in layers], dtype=np.int64)
+        per_place = (addresses, self.offsets, np.full_like(addresses, page_bytes), np.array([self.units] * len(layers)))
+        self.places = np.ascontiguousarray(np.stack(per_place, axis=-1))  # [layers, parts, 4], for `copy_pages`
 
-    def to_host(self, layers: slice, device_pages: PageIds, host: HostPages, host_pages: PageIds) -> Checksums:
-        """Copy these layers of device page `device_pages[i]` into host page `host_pages[i]`; CRC32C, uint32
-        [n, layers, parts].
+    def to_host(self, device_pages: PageIds, host: HostPages, host_pages: PageIds) -> "PageCopy":
+        """The copy of device page `device_pages[i]` into host page `host_pages[i]`; nothing moves yet.
 
         device_pages, host_pages: int64 [n]. host: uint8 [pages, page_bytes], contiguous.
 
-        Raises GeometryError, before any byte moves, for a shape or page id that doesn't fit. The copy has ended when
-        the method returns, on any device. The C version holds no GIL meanwhile.
+        Raises GeometryError for a shape or page id that doesn't fit.
         """
         if not host.flags.writeable:
             raise GeometryError("the host pool is mapped read-only; map it writable to copy pages into it")
-        return self._copy(_Job(layers, device_pages, host, host_pages, to_host=True))
+        return PageCopy(self, device_pages, host, host_pages, to_host=True)
 
-    def to_device(self, layers: slice, device_pages: PageIds, host: HostPages, host_pages: PageIds) -> Checksums:
-        """Copy these layers of host page `host_pages[i]` into device page `device_pages[i]`: `to_host` turned round,
-        with the same arguments, result and errors. The host pool may be mapped read-only."""
-        return self._copy(_Job(layers, device_pages, host, host_pages, to_host=False))
+    def to_device(self, device_pages: PageIds, host: HostPages, host_pages: PageIds) -> "PageCopy":
+        """The copy of host page `host_pages[i]` into device page `device_pages[i]`: `to_host` turned round, with the
+        same arguments and errors. The host pool may be mapped read-only."""
+        return PageCopy(self, device_pages, host, host_pages, to_host=False)
 
-    def _copy(self, job: _Job) -> Checksums:
-        _check_pages(job, self._device_pages, self._page_bytes)
+
+class PageCopy:
+    """Pages to copy, checked once and copied part by part: a load copies them layer by layer."""
+
+    def __init__(
+        self, copier: PageCopier, device_pages: PageIds, host: HostPages, host_pages: PageIds, to_host: bool
+    ) -> None:
+        _check_host(host, copier.page_bytes)
+        if len(device_pages) != len(host_pages):
+            raise GeometryError(f"{len(device_pages)} device pages can't pair with {len(host_pages)} host pages")
+        _check_ids("device", device_pages, copier.device_pages)
+        _check_ids("host", host_pages, host.shape[0])
+        self._copier, self._host, self._address, self._to_host = copier, host, host.ctypes.data, to_host
+        self._device_pages, self._host_pages = map(np.ascontiguousarray, (device_pages, host_pages))
         extension, _ = native.load()
-        return self._by_c(extension, job) if extension and self._on_cpu else self._by_torch(job)
+        self._extension = extension if copier.on_cpu else None
 
-    def _checksums(self, job: _Job) -> Checksums:
-        return np.empty((len(job.device_pages), *self._offsets[job.layers].shape), dtype=np.uint32)
+    def run(self, layers: slice, pages: slice = ALL) -> Checksums:
+        """Copy these layers of these pages (`pages` counts in the lists); CRC32C, uint32 [n, layers, parts].
 
-    def _by_c(self, extension: native.Native, job: _Job) -> Checksums:
-        crc = self._checksums(job)
-        pages = job.host.ctypes.data + job.host_pages[:, None] * self._page_bytes
-        for part, unit in enumerate(self._units):
-            on_device = (self._addresses[job.layers, part] + job.device_pages[:, None] * unit).view(np.uint64).ravel()
-            on_host = (self._offsets[job.layers, part] + pages).view(np.uint64).ravel()
-            dst, src = (on_host, on_device) if job.to_host else (on_device, on_host)
-            crc[:, :, part] = extension.copy_units(dst, src, unit).reshape(crc.shape[:2])
+        The copy has ended when the method returns, on any device. The C version holds no GIL meanwhile.
+        """
+        copier, device_pages = self._copier, self._device_pages[pages]
+        places = copier.places[layers]
+        crc: Checksums = np.empty((len(device_pages), *places.shape[:2]), dtype=np.uint32)
+        if self._extension is None:
+            self._by_torch(layers, device_pages, self._host_pages[pages], crc)
+        else:
+            places = places.reshape(-1, places.shape[-1])
+            host_pages = self._host_pages[pages]
+            self._extension.copy_pages(self._address, places, device_pages, host_pages, crc, self._to_host)
         return crc
 
-    def _by_torch(self, job: _Job) -> Checksums:
+    def _by_torch(self, layers: slice, device_pages: PageIds, host_pages: PageIds, crc: Checksums) -> None:
         """Through a private copy of each unit, which is what is checksummed and stored."""
         import torch
 
-        crc = self._checksums(job)
-        for at, (buffers, offsets) in enumerate(zip(self._layers[job.layers], self._offsets[job.layers], strict=True)):
-            for part, (buffer, offset, unit) in enumerate(zip(buffers, offsets, self._units, strict=True)):
+        copier = self._copier
+        for at, (buffers, offsets) in enumerate(zip(copier.layers[layers], copier.offsets[layers], strict=True)):
+            for part, (buffer, offset, unit) in enumerate(zip(buffers, offsets, copier.units, strict=True)):
                 on_device = buffer.view(-1).view(torch.uint8).view(-1, unit)
-                on_host = job.host[:, offset : offset + unit]
-                for row, (device_page, host_page) in enumerate(zip(job.device_pages, job.host_pages, strict=True)):
-                    if job.to_host:
+                on_host = self._host[:, offset : offset + unit]
+                for row, (device_page, host_page) in enumerate(zip(device_pages, host_pages, strict=True)):
+                    if self._to_host:
                         data = on_device[device_page].to("cpu", copy=True).numpy()
                         on_host[host_page] = data
                     else:
                         data = on_host[host_page].copy()
                         on_device[device_page].copy_(torch.from_numpy(data))
                     crc[row, at, part] = checksum.crc32c(data)
-        return crc
 
 
 def which() -> str:
@@ -138,16 +143,11 @@ def _check_buffers(
                 )
 
 
-def _check_pages(job: _Job, device_pages: int, page_bytes: int) -> None:
-    host = job.host
+def _check_host(host: HostPages, page_bytes: int) -> None:
     if host.dtype != np.uint8 or host.ndim != 2 or not host.flags.c_contiguous or host.shape[1] != page_bytes:
         raise GeometryError(
             f"host must be contiguous uint8 [pages, {page_bytes}], got {host.dtype} {host.shape}; map it as such"
         )
-    if len(job.device_pages) != len(job.host_pages):
-        raise GeometryError(f"{len(job.device_pages)} device pages can't pair with {len(job.host_pages)} host pages")
-    _check_ids("device", job.device_pages, device_pages)
-    _check_ids("host", job.host_pages, host.shape[0])
 
 
 def _check_ids(pool: str, pages: PageIds, limit: int) -> None:

@@ -12,9 +12,9 @@ from contextlib import closing
 
 import numpy as np
 
-from kernels.page_copy import PageCopier
+from kernels.page_copy import PageCopier, PageCopy
 from services.gpu_worker import test_hooks
-from services.gpu_worker.host_segment import BadPages, Chunk, PageIds
+from services.gpu_worker.host_segment import BadPages, Chunk
 from services.gpu_worker.kv_pool import KVPool
 from services.gpu_worker.operations import Load, OperationCancelled, Write
 from shared.geometry import PageGeometry
@@ -85,55 +85,54 @@ class Transfers:
         checksums = np.empty((len(write.host_pages), self._geometry.units), dtype="<u4")
         with closing(write.segment.write(write.host_pages, checksums, write.check)) as chunks:
             for chunk in chunks:
-                for batch, rows in _batches(chunk, self._geometry.page_bytes):
+                copy = self._copier.to_host(write.device_pages[chunk.positions], chunk.pages, chunk.rows)
+                filled = checksums[chunk.positions]
+                for batch in _batches(chunk, self._geometry.page_bytes):
                     write.check()
                     test_hooks.reach("worker_write")
                     begun = time.perf_counter()
-                    pages = write.device_pages[batch]
-                    checksums[batch, self._units] = self._copier.to_host(ALL_LAYERS, pages, chunk.pages, rows)
+                    filled[batch, self._units] = copy.run(ALL_LAYERS, batch)
                     if self._others_run():
                         time.sleep(rest_after(time.perf_counter() - begun))
         return checksums
 
     def _load(self, load: Load) -> None:
+        """Only the last chunk goes layer by layer: no layer is in before it, and none once a page was bad."""
         bad: defaultdict[int, list[int]] = defaultdict(list)  # positions by layer
         read = load.segment.read(load.host_pages, load.digests, load.check, verify=self._checksums)
+        layers = self._geometry.layers
         with closing(read) as chunks:
             for chunk in chunks:
-                last = chunk.positions.stop == len(load.host_pages)
-                for layer in range(self._geometry.layers):
-                    if test_hooks.reach("worker_skip_layer") != "skip":
-                        bad[layer] += self._load_layer(load, chunk, layer)
-                    if bad[layer]:
+                by_layer = chunk.positions.stop == len(load.host_pages) and not bad
+                copy = self._copier.to_device(load.device_pages[chunk.positions], chunk.pages, chunk.rows)
+                for group in [slice(at, at + 1) for at in range(layers)] if by_layer else [ALL_LAYERS]:
+                    skipped = test_hooks.reach("worker_skip_layer") == "skip"
+                    for row, layer in () if skipped else self._load_layers(load, chunk, copy, group):
+                        bad[int(layer)].append(chunk.positions.start + int(row))
+                    if bad:
                         break
-                    if last and not any(bad.values()):
-                        load.layers[layer].record()
-        for layer in sorted(layer for layer in bad if bad[layer]):
+                    if by_layer:
+                        load.layers[group.start].record()
+        for layer in sorted(bad):
             raise BadPages("checksum", layer, np.array(bad[layer], dtype=np.int64))
 
-    def _load_layer(self, load: Load, chunk: Chunk, layer: int) -> list[int]:
-        """Returns the positions of pages whose bytes have another checksum than their name says."""
-        first, geometry = chunk.positions.start, self._geometry
-        checksums = np.empty((chunk.positions.stop - first, len(geometry.parts)), dtype=np.uint32)
-        for batch, rows in _batches(chunk, geometry.page_bytes // geometry.layers):
+    def _load_layers(self, load: Load, chunk: Chunk, copy: PageCopy, layers: slice) -> np.ndarray:
+        """Returns (row of the chunk, layer) of each that has another checksum than its name says: int64 [n, 2]."""
+        found = []
+        for batch in _batches(chunk, self._geometry.page_bytes // self._geometry.layers):
             load.check()
             test_hooks.reach("worker_load")
-            done = slice(batch.start - first, batch.stop - first)
-            pages = load.device_pages[batch]
-            checksums[done] = self._copier.to_device(slice(layer, layer + 1), pages, chunk.pages, rows)[:, 0]
+            found.append(copy.run(layers, batch))
         if chunk.expected is None:
-            return []
-        wrong = (checksums != chunk.expected[:, self._units[layer]]).any(axis=1)
-        return [first + int(row) for row in np.flatnonzero(wrong)]
+            return np.empty((0, 2), dtype=np.int64)
+        wrong = (np.concatenate(found) != chunk.expected[:, self._units[layers]]).any(axis=2)
+        return np.argwhere(wrong) + np.array((0, layers.start or 0))
 
 
-def _batches(chunk: Chunk, row_bytes: int) -> Iterator[tuple[slice, PageIds]]:
-    """Positions, and their rows of `chunk.pages`, of one copy call after the other: `row_bytes` of each are copied."""
-    first, end = chunk.positions.start, chunk.positions.stop
-    count = max(1, BATCH_BYTES // row_bytes)
-    for start in range(first, end, count):
-        batch = slice(start, min(start + count, end))
-        yield batch, chunk.rows[batch.start - first : batch.stop - first]
+def _batches(chunk: Chunk, row_bytes: int) -> Iterator[slice]:
+    """Positions in the chunk of one copy call after the other: `row_bytes` of each are copied."""
+    count, rows = max(1, BATCH_BYTES // row_bytes), len(chunk.rows)
+    return (slice(start, min(start + count, rows)) for start in range(0, rows, count))
 
 
 def rest_after(batch_s: float) -> float:

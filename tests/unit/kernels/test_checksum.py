@@ -50,10 +50,11 @@ def test_c_equals_the_wheel_at_any_length_and_alignment(hardware: bool, data: by
     extension = loaded._replace(hardware=hardware)
     source = np.frombuffer(bytes(start) + data, dtype=np.uint8)
     target = np.zeros(start + len(data) + 1, dtype=np.uint8)
-    src, dst = (np.array([array.ctypes.data + start], dtype=np.uint64) for array in (source, target))
-    expected = google_crc32c.value(data)
-    assert extension.crc_units(src, len(data))[0] == expected
-    assert extension.copy_units(dst, src, len(data))[0] == expected
+    expected, crc, page = google_crc32c.value(data), np.zeros((1, 1), dtype=np.uint32), np.zeros(1, dtype=np.int64)
+    assert extension.crc_units(np.array([source.ctypes.data + start], dtype=np.uint64), len(data))[0] == expected
+    places = np.array([[source.ctypes.data + start, start, 0, len(data)]], dtype=np.int64)
+    extension.copy_pages(target.ctypes.data, places, page, page, crc, True)
+    assert crc[0, 0] == expected
     assert target.tobytes() == bytes(start) + data + b"\0"
 
 
