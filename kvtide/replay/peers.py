@@ -52,7 +52,7 @@ class Stack:
         self.feed(PeerUp(GATEWAY, gateway.GatewayHello("gateway")))
         # One page more than the tier has, for the token that fills none; and page 0.
         self.feed(PeerUp(WORKER, worker.WorkerHello(
-            "worker", 0, GEOMETRY, MODEL, tiers.device + 2, settings.max_running, MAX_CONTEXT, 1, CREDITS,
+            "worker", 0, GEOMETRY, MODEL, tiers.device + 2, settings.max_running, MAX_CONTEXT, 1, CREDITS, [],
         )))  # fmt: skip
         if tiers.host:
             backend = storage.BackendInfo("l3", "memory" if tiers.storage else "none", False, True, 0)

@@ -49,7 +49,7 @@ class SimWorker(Process):
         plan = self.world.plan
         return WorkerHello(
             self.key.identity, self.rank, self.world.geometries[self.rank], self.world.model, plan.device_pages,
-            plan.rows, plan.max_context, plan.max_steps, plan.credits,
+            plan.rows, plan.max_context, plan.max_steps, plan.credits, [epoch for _, epoch in self.mapped],
         )  # fmt: skip
 
     def on_scheduler(self) -> None:

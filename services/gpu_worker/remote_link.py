@@ -50,26 +50,37 @@ class Request:
 class PageLink:
     """One DEALER. `begin`, `post` and `end` may be called from any thread, the rest in the event loop."""
 
-    def __init__(self, info: SegmentInfo, identity: str, epoch: int) -> None:
-        """identity and epoch: this process's."""
+    def __init__(self, info: SegmentInfo, identity: str, epoch: int, on_lost: Callable[[], None]) -> None:
+        """identity and epoch: this process's. on_lost: called when the storage has ended the session."""
         self.joined: Joined | None = None  # what the storage said; None before, and once it has ended the session
         self.counters = Counters()
         self._info = info
         self._identity = identity
         self._epoch = epoch
+        self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._dealer = Dealer(info.pages_endpoint, f"{identity}.{epoch}.{info.epoch}")
         self._decode = Decoder(ToPageClient)
         self._numbers = itertools.count(1)
         self._requests: dict[int, Request] = {}
         self._answered = asyncio.Event()  # the storage has answered a Join
+        self._joins = 0  # Joined that have come
+        self._joining = False
         self._closed = False
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._stay())]
 
     async def join(self) -> None:
-        """Return once the storage knows this process. Raises SegmentError after JOIN_S."""
+        """Return once the storage says that it knows this process; what it said earlier doesn't count, since it may have
+        ended the session unheard. Raises SegmentError after JOIN_S."""
+        self._joining = True
+        try:
+            await self._ask_to_join(self._joins)
+        finally:
+            self._joining = False
+
+    async def _ask_to_join(self, joins: int) -> None:
         deadline = time.monotonic() + JOIN_S
-        while self.joined is None:
+        while self._joins == joins:
             if self._closed or time.monotonic() > deadline:
                 raise SegmentError(
                     f"{self._info.storage_id} doesn't take this worker at {self._info.pages_endpoint} within "
@@ -133,13 +144,16 @@ class PageLink:
         match message:
             case Joined():
                 self.joined = message
+                self._joins += 1
                 self._answered.set()
             case NotJoined():
-                if self.joined:
-                    log.warning("remote_session_lost storage=%s", self._info.storage_id)
-                self.joined = None
+                was_joined, self.joined = self.joined is not None, None
                 self._answered.set()
                 self._lose(message)
+                if was_joined:
+                    log.warning("remote_session_lost storage=%s", self._info.storage_id)
+                    if not self._joining:  # else the end of it is told
+                        self._on_lost()
             case _:
                 request = self._requests.get(message.request)
                 if request is not None:

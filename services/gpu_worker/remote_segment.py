@@ -5,7 +5,7 @@ hands out each page where ZeroMQ received it, so that the copy to the device, wh
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,11 +40,11 @@ FIRST_ROW = np.zeros(1, dtype=np.int64)
 class RemoteSegment:
     """A segment behind a `PageLink`. Usable once `join` has returned."""
 
-    def __init__(self, info: SegmentInfo, identity: str, epoch: int) -> None:
-        """Make it inside the event loop."""
+    def __init__(self, info: SegmentInfo, identity: str, epoch: int, on_lost: Callable[[], None]) -> None:
+        """Make it inside the event loop. on_lost: called when the storage has ended a session."""
         self.epoch = info.epoch
         self.pages = info.pages
-        self.link = PageLink(info, identity, epoch)
+        self.link = PageLink(info, identity, epoch, on_lost)
         self._page_bytes = info.geometry.page_bytes
         self._units = info.geometry.units
         self._chunk = max(1, CHUNK_BYTES // self._page_bytes)
@@ -55,7 +55,7 @@ class RemoteSegment:
         return self.link.joined is None
 
     async def join(self) -> None:
-        """Raises SegmentError when the storage can't be reached."""
+        """Begin a session, or see that the storage still has ours. Raises SegmentError when it can't be reached."""
         await self.link.join()
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """The host pools that this worker maps or has joined, by storage and epoch."""
 
 import logging
+from collections.abc import Callable
 
 from services.gpu_worker.host_segment import HostSegment, MappedHostSegment
 from services.gpu_worker.remote_segment import RemoteSegment
@@ -16,14 +17,22 @@ class Segments:
     """A segment is usable from `map` until `take`; what is taken is closed by the taker, once no copy uses it."""
 
     def __init__(
-        self, geometry: PageGeometry, fingerprint: bytes, identity: str, epoch: int, host_path: HostPath
+        self,
+        geometry: PageGeometry,
+        fingerprint: bytes,
+        identity: str,
+        epoch: int,
+        host_path: HostPath,
+        on_lost: Callable[[], None],
     ) -> None:
-        """identity and epoch: of this process, by which the storage knows it."""
+        """identity and epoch: of this process, by which the storage knows it. on_lost: called when `usable` shrinks
+        because a storage has ended a session."""
         self._geometry = geometry
         self._fingerprint = fingerprint
         self._identity = identity
         self._epoch = epoch
         self._host_path = host_path
+        self._on_lost = on_lost
         self._mapped: dict[tuple[str, int], HostSegment] = {}
 
     def map(self, info: SegmentInfo) -> HostSegment:
@@ -54,13 +63,21 @@ class Segments:
                 f"worker.host_path is remote and {info.storage_id} has no storage.pages_endpoint: set it"
             )
         self._close_lost(info.storage_id)
-        return RemoteSegment(info, self._identity, self._epoch)
+        return RemoteSegment(info, self._identity, self._epoch, self._on_lost)
 
     def _close_lost(self, storage_id: str) -> None:
         """Close what an earlier process of the storage served: it knows no session of ours to have dropped."""
         for key, segment in list(self._mapped.items()):
             if key[0] == storage_id and isinstance(segment, RemoteSegment) and segment.lost:
                 self._mapped.pop(key).close()
+
+    def usable(self) -> list[int]:
+        """Epochs of the segments that copies can use now."""
+        return [
+            epoch
+            for (_, epoch), segment in self._mapped.items()
+            if not (isinstance(segment, RemoteSegment) and segment.lost)
+        ]
 
     def find(self, storage_id: str, epoch: int) -> HostSegment:
         """The segment. Raises SegmentError when it isn't mapped."""

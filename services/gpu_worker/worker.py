@@ -59,7 +59,9 @@ class Worker:
         self._identity = identity
         self._engine = engine
         self._loop = asyncio.get_running_loop()
-        self._segments = Segments(engine.geometry, engine.fingerprint, identity, self.link.epoch, host_path)
+        self._segments = Segments(
+            engine.geometry, engine.fingerprint, identity, self.link.epoch, host_path, self.link.greet
+        )
         self._totals = Totals(engine.geometry)
         self._log = OpLog()
         self._epoch = 0  # of the scheduler whose commands count
@@ -82,6 +84,7 @@ class Worker:
             max_context=engine.max_context,
             max_steps=MAX_STEPS,
             credits=CREDITS,
+            mapped=self._segments.usable(),
         )
 
     def stats(self) -> dict[str, float]:

@@ -6,7 +6,7 @@ from shared.messages.storage import SegmentInfo
 
 
 class WorkerHello(Message, tag=True):
-    """Worker -> scheduler, first message."""
+    """Worker -> scheduler, first message; again when the scheduler is silent, and when a segment was lost."""
 
     identity: str  # unique among workers, kept over restarts
     rank: int  # TP rank
@@ -17,6 +17,7 @@ class WorkerHello(Message, tag=True):
     max_context: int  # tokens in a row of req_to_token
     max_steps: int  # RunStep commands that may be in flight
     credits: int  # other operations that may be in flight
+    mapped: list[int]  # epochs of the segments that it can use: those of its MapSegments that it didn't lose since
 
 
 class MapSegment(Message, tag=True):

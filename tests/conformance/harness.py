@@ -55,7 +55,7 @@ class Harness:
             PeerKey("storage-0", 3),
         )
         self.worker_hello = worker.WorkerHello(
-            "worker-0", 0, geometries[0], MODEL, device + 1, rows, context, max_steps, credits
+            "worker-0", 0, geometries[0], MODEL, device + 1, rows, context, max_steps, credits, [SEGMENT]
         )
         kind = "memory" if backend else "none"
         self.storage_hello = storage.StorageHello(

@@ -1,5 +1,7 @@
 """Lost, restarted and paused processes: what a process may still touch is not free (design: Fence, Segments)."""
 
+from msgspec.structs import replace
+
 from services.scheduler.core.events import PeerKey, PeerUp
 from services.scheduler.core.operations import MAX_SENDS
 from services.scheduler.core.settings import TRANSFER_TIMEOUT_S
@@ -13,7 +15,7 @@ from shared.messages.storage import (
     ReleasePages,
     Superseded,
 )
-from shared.messages.worker import DropSegment, LoadPages, MapSegment, RunStep, SegmentDropped, WritePages
+from shared.messages.worker import DropSegment, LoadPages, MapSegment, RunStep, SegmentDropped, SegmentMapped, WritePages
 from shared.packed import unpack
 from tests.conformance.harness import SEGMENT, Harness
 
@@ -60,6 +62,28 @@ def test_nothing_is_sent_to_a_worker_whose_exit_was_seen() -> None:
     core.submit(PROMPT)
     assert not core.pending(RunStep)
     assert core.pending(Fence)
+
+
+def test_a_segment_that_a_worker_says_it_lost_is_mapped_again_before_it_is_used() -> None:
+    core = Harness(prefetch=False)
+    core.feed(PeerUp(core.worker, replace(core.worker_hello, mapped=[])))
+    core.fenced(core.worker)
+    again = core.take(MapSegment)
+    core.compute(PROMPT)
+    assert not core.pool.usable
+    assert core.core.state.counters["backup_pages"] == 0
+    core.answer(core.worker, SegmentMapped(again.op_id, 0))
+    core.compute([*A, 10, 11, 12])
+    assert core.core.state.counters["backup_pages"] > 0
+
+
+def test_a_segment_that_a_worker_still_has_is_used_without_being_mapped_again() -> None:
+    core = Harness(prefetch=False)
+    core.lose(core.worker)
+    core.feed(PeerUp(core.worker, core.worker_hello))
+    core.fenced(core.worker)
+    assert not core.pending(MapSegment)
+    assert core.pool.usable
 
 
 def test_many_hellos_share_one_fence() -> None:

@@ -21,7 +21,7 @@ def test_a_request_that_comes_before_any_worker_waits_for_it() -> None:
     assert isinstance(refusal.message, gateway.Reject)
     assert (refusal.message.code, refusal.message.retry) == (503, True)
     core.handle(Received(peer, submit), 40.0)
-    hello = worker.WorkerHello("worker-0", 0, geometry(64, 0, 1), b"m" * 32, 9, 8, 512, 1, 32)
+    hello = worker.WorkerHello("worker-0", 0, geometry(64, 0, 1), b"m" * 32, 9, 8, 512, 1, 32, [])
     commands = core.handle(PeerUp(PeerKey("worker-0", 2), hello), 41.0)
     [fence] = [command.message for command in commands if isinstance(command.message, common.Fence)]
     commands = core.handle(Received(PeerKey("worker-0", 2), common.Fenced(fence.op_id, 0)), 42.0)

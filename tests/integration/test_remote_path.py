@@ -12,11 +12,13 @@ from msgspec.structs import replace
 from kvtide.chat_client import Answer, RequestError
 from kvtide.oracle_process import Oracle
 from kvtide.stack import Stack, running_stack
+from services.storage.page_server import ALIVE_S, SESSION_S
 from tests.integration.harness import PAGE_TOKENS, READY_TIMEOUT_S, ask, ask_each, prompt, settle, small_config
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 EVICTORS = range(20, 24)  # prompts that together fill the device pool
+STOPPED_S = SESSION_S + 3.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -60,6 +62,23 @@ async def test_a_killed_side_costs_time_and_no_token(remote: Stack, oracle: Orac
     assert (verdict.wrong, verdict.checked) == (0, len(first.tokens) + len(again.tokens))
     last = await ask(remote, prompt(number))
     assert last.device_tokens + last.host_tokens + last.storage_tokens >= 8 * PAGE_TOKENS
+
+
+async def test_a_worker_that_was_stopped_for_longer_than_its_session_joins_again(remote: Stack) -> None:
+    await settle(remote)
+    remote.kill("gpu_worker-0", signal.SIGSTOP)
+    await asyncio.sleep(STOPPED_S)
+    remote.kill("gpu_worker-0", signal.SIGCONT)
+    await remote.wait_ready(READY_TIMEOUT_S)
+    await asyncio.sleep(2 * ALIVE_S)  # what its first messages are answered with has come
+    await _ask_until_answered(remote, 18)
+    await settle(remote)
+    await ask_each(remote, EVICTORS)
+    await settle(remote)
+    again = await ask(remote, prompt(18))
+    assert again.host_tokens >= 8 * PAGE_TOKENS
+    stats = {peer["role"]: peer["stats"] for peer in (await settle(remote))["peers"]}
+    assert stats["storage"]["remote_sessions"] == 1
 
 
 async def _ask_until_answered(stack: Stack, number: int) -> Answer:

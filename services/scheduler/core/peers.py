@@ -48,6 +48,7 @@ class Peers:
         known = self.workers.get(hello.rank)
         if known is not None and known.key == key:
             known.up, known.fenced = True, False
+            known.mapped &= set(hello.mapped)
         else:
             if known is not None:
                 known.up = False

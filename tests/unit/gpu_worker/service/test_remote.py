@@ -12,7 +12,7 @@ from services.storage import page_server, page_server_requests
 from services.storage.page_file import PageFormat
 from services.storage.page_server import reachable
 from shared.messages.common import Cancel, Cancelled, OperationFailed
-from shared.messages.worker import LoadDone, MapSegment, SegmentMapped, WriteDone
+from shared.messages.worker import LoadDone, MapSegment, SegmentMapped, WorkerHello, WriteDone
 from shared.packed import pack
 from tests.unit.gpu_worker.service.fake_scheduler import WAIT_S, Stack
 from tests.unit.gpu_worker.service.gate import Gate
@@ -137,6 +137,24 @@ async def test_a_silent_worker_is_revoked_and_joins_again_when_it_is_told_to(
     await stack.rejoin()
     assert stack.holders() == [holder]
     assert isinstance(await stack.scheduler.ask(stack.write([1], [5])), WriteDone)
+
+
+async def test_a_worker_that_is_told_to_map_joins_again_though_it_heard_of_no_end(stack: Stack) -> None:
+    [holder] = stack.holders()
+    stack.server._sessions.clear()  # as after a silence of SESSION_S, which the worker learns with its next message
+    assert isinstance(await stack.scheduler.ask(MapSegment(stack.scheduler.op(), stack.info)), SegmentMapped)
+    assert stack.holders() == [holder]
+    stack.fill([1])
+    assert isinstance(await stack.scheduler.ask(stack.write([1], [5])), WriteDone)
+
+
+async def test_a_worker_says_by_itself_that_its_session_has_ended(stack: Stack) -> None:
+    stack.server._sessions.clear()
+    hello = await stack.scheduler.receive(lambda message: isinstance(message, WorkerHello))
+    assert hello.mapped == []
+    await stack.rejoin()
+    stack.scheduler.restart()
+    assert (await stack.scheduler.welcome()).mapped == [stack.info.epoch]
 
 
 async def test_without_an_endpoint_a_segment_that_cant_be_mapped_is_refused(stack: Stack) -> None:

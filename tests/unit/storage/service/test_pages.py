@@ -1,6 +1,7 @@
 """A storage with a page server: what it tells the scheduler, and a put that is too late."""
 
 import asyncio
+from collections import deque
 
 import pytest
 from msgspec.structs import replace
@@ -67,6 +68,17 @@ async def test_a_remote_worker_is_a_holder_until_it_leaves(config: Config, sched
         assert service.pages is not None
         assert service.pages.holders() == []
         client.close()
+
+
+async def test_an_exit_is_not_told_of_a_worker_that_has_joined_again(stack: Stack) -> None:
+    segment, lease = stack.scheduler.segment, stack.service.leases[0]
+    assert segment is not None
+    lease.pool.exited.append(Holder("worker-0", EPOCH, segment.epoch))  # seen, and not told yet
+    client = Client(segment.pages_endpoint, segment.epoch)
+    assert isinstance(await client.ask(Join("worker-0")), Joined)
+    lease.watch()
+    assert lease.pool.reported == deque()
+    client.close()
 
 
 async def test_a_successor_ends_its_predecessors_session(stack: Stack) -> None:
