@@ -70,7 +70,7 @@ class PageLink:
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._stay())]
 
     async def join(self) -> None:
-        """Return once the storage says that it knows this process; what it said earlier doesn't count, since it may have
+        """Return once the storage says that it knows this process. What it said earlier doesn't count: it may have
         ended the session unheard. Raises SegmentError after JOIN_S."""
         self._joining = True
         try:

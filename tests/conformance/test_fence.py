@@ -15,7 +15,15 @@ from shared.messages.storage import (
     ReleasePages,
     Superseded,
 )
-from shared.messages.worker import DropSegment, LoadPages, MapSegment, RunStep, SegmentDropped, SegmentMapped, WritePages
+from shared.messages.worker import (
+    DropSegment,
+    LoadPages,
+    MapSegment,
+    RunStep,
+    SegmentDropped,
+    SegmentMapped,
+    WritePages,
+)
 from shared.packed import unpack
 from tests.conformance.harness import SEGMENT, Harness
 
