@@ -61,10 +61,15 @@ def _known(data: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
             continue
         elif name not in NEUTRAL:
             raise invalid(f"unknown parameter {name!r}: remove it", name, "unknown_parameter")
-        elif value not in NEUTRAL[name]:
+        elif not any(_same(value, neutral) for neutral in NEUTRAL[name]):
             allowed = " or ".join(msgspec.json.encode(neutral).decode() for neutral in NEUTRAL[name])
             raise invalid(f"{name!r} is not supported: remove it or set it to {allowed}", name, "unsupported_parameter")
     return known
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """As JSON: to Python 0 is False and 1 is True."""
+    return type(value) is type(neutral) and bool(value == neutral)
 
 
 def _given(value: Any) -> Any:

@@ -60,6 +60,10 @@ BAD_PARAMETERS = [
     ({"priority": 2**31}, "priority"),
     ({"banana": 1}, "banana"),
     ({"max_completion_tokens": 4}, "max_completion_tokens"),
+    ({"store": 0}, "store"),  # to Python these equal what is taken
+    ({"store": 0.0}, "store"),
+    ({"echo": 0}, "echo"),
+    ({"best_of": True}, "best_of"),
     *(({name: value}, name) for name, value in UNSUPPORTED.items()),
 ]
 
