@@ -50,10 +50,11 @@ class DeviceMemory:
             if node.host is not None:
                 freed.append(tree.drop_value(node))
             elif (outcome := self._backup.write_back(node)) is WriteBack.IMPOSSIBLE:
-                tree.cut(node, count - found)
-                removed = tree.detach(node)
+                removed = tree.evict_end(node, count - found)
                 self._host.release(removed.host)
                 freed.append(removed.device)
+                found += len(removed.device)
+                continue
             else:
                 self.waits = True
                 if outcome is WriteBack.WAITS:

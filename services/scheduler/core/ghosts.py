@@ -1,7 +1,6 @@
 """What each tier once had, and why it hasn't any more: a bounded memory, by page digest."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from services.scheduler.core.events import GPU, Medium
@@ -60,22 +59,17 @@ class Ghosts:
         self._tables: dict[Tier, dict[bytes, Fate]] = {tier: {} for tier in TIERS}
         self.current = NO_FATE  # what pages leave for now
 
-    @contextmanager
-    def because(self, fate: Fate) -> Iterator[None]:
+    def because(self, fate: Fate) -> "Because":
         """What leaves the tree inside this block leaves it for that."""
-        before, self.current = self.current, fate
-        try:
-            yield
-        finally:
-            self.current = before
+        return Because(self, fate)
 
     def stored(self, node: Node, medium: Medium) -> None:
         """A page that is there needs no ghost, and its old one does no harm."""
 
-    def removed(self, node: Node, medium: Medium) -> None:
-        """The tree has lost a node's pages."""
+    def removed(self, node: Node, medium: Medium, first: int = 0) -> None:
+        """The tree has lost a node's pages from `first` on."""
         tier: Tier = "device" if medium == GPU else "host"
-        self._put(tier, RadixTree.digests_of(node), self.current._replace(at=self.now))
+        self._put(tier, RadixTree.digests_of(node)[first:], self.current._replace(at=self.now))
 
     def note(self, tier: Tier, digests: Iterable[bytes], reason: Reason, cause: str = "") -> None:
         """The fate of pages that were in no node."""
@@ -106,6 +100,23 @@ class Ghosts:
             table[digest] = fate
         while len(table) > self._limit:
             del table[next(iter(table))]
+
+
+class Because:
+    """The block of `Ghosts.because`. A class, as each eviction enters it: a generator would take three times as long."""
+
+    __slots__ = ("_before", "_fate", "_ghosts")
+
+    def __init__(self, ghosts: Ghosts, fate: Fate) -> None:
+        self._ghosts = ghosts
+        self._fate = fate
+
+    def __enter__(self) -> None:
+        self._before = self._ghosts.current
+        self._ghosts.current = self._fate
+
+    def __exit__(self, *_: object) -> None:
+        self._ghosts.current = self._before
 
 
 class NoGhosts(Ghosts):

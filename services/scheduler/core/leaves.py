@@ -19,7 +19,7 @@ Order = Callable[["Node"], Key]
 
 def device_evictable(node: "Node") -> bool:
     """An evictable leaf: a value, no lock, no child with a value (TREE-08)."""
-    return node.value is not None and not node.lock_ref and not node.valued_children and not node.is_root
+    return node.value is not None and not node.lock_ref and not node.valued_children  # a root has no value
 
 
 def host_evictable(node: "Node") -> bool:

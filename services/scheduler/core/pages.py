@@ -32,8 +32,9 @@ class PagePool:
         self.end = first + count
         self._stack = np.arange(self.end - 1, first - 1, -1, dtype=np.int32)
         self._top = count
+        self._numbers = np.arange(count, dtype=np.int32)
         self._place = np.full(self.end, -1, dtype=np.int32)  # of each id in the stack; -1 = not free
-        self._place[self._stack] = np.arange(count, dtype=np.int32)
+        self._place[self._stack] = self._numbers
 
     @property
     def available(self) -> int:
@@ -46,20 +47,23 @@ class PagePool:
             return None
         self._top -= count
         pages = self._stack[self._top : self._top + count].copy()
-        self._place[pages] = -1
+        self._place[pages.astype(np.intp)] = -1
         return pages
 
     def free(self, pages: Pages) -> None:
         """Give pages back. Raises IntegrityError for a page that is free already or named twice."""
         if self.dead or not len(pages):
             return
-        places = np.arange(self._top, self._top + len(pages), dtype=np.int32)
-        known = int(self._place[pages].max())
-        self._place[pages] = places
-        if known >= 0 or (self._place[pages] != places).any():  # free before, or one id has taken two places
+        top = self._top + len(pages)
+        at = pages.astype(np.intp)  # numpy would convert it for each use
+        places = self._numbers[self._top : top]
+        known = np.count_nonzero(self._place[at] >= 0)
+        if len(places) == len(at):
+            self._place[at] = places
+        if known or len(places) < len(at) or np.count_nonzero(self._place[at] != places):  # one id has taken two places
             raise IntegrityError(f"pages {pages.tolist()} freed twice")
-        self._stack[self._top : self._top + len(pages)] = pages
-        self._top += len(pages)
+        self._stack[self._top : top] = pages
+        self._top = top
 
     def take(self, pages: Pages) -> None:
         """Take these very pages. Raises IntegrityError when one is not free."""

@@ -17,9 +17,9 @@ class CacheEvents:
         digests = RadixTree.digests_of(node)
         self.list.append(BlockStored(digests, parent_digest(node), node.key, medium))
 
-    def removed(self, node: Node, medium: Medium) -> None:
-        """It hasn't any more."""
-        self.list.append(BlockRemoved(RadixTree.digests_of(node), medium))
+    def removed(self, node: Node, medium: Medium, first: int = 0) -> None:
+        """It hasn't the node's pages from `first` on any more."""
+        self.list.append(BlockRemoved(RadixTree.digests_of(node)[first:], medium))
 
     def archived(self, blocks: list[BlockStored], positions: set[int]) -> None:
         """L3 has the pages of `blocks` at these positions, counted through all of them."""

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from services.scheduler.core.events import GPU
 from services.scheduler.core.node import HostSpan, Node
 from services.scheduler.core.pages import Pages, joined
-from services.scheduler.core.tree_holds import TreeHolds
+from services.scheduler.core.tree_holds import Detached, TreeHolds
 from shared.errors import IntegrityError
 from shared.page_hash import TOKEN_BYTES, chain
 
@@ -182,6 +183,38 @@ class RadixTree(TreeHolds):
         """Make `node` its own last `pages` pages, if it has more: what is before them stays a node of its own."""
         if node.pages > pages:
             self._split(node, node.pages - pages)
+
+    def evict_end(self, node: Node, count: int) -> Detached:
+        """Remove the last `count` pages of an evictable leaf without a host copy, or all of it (TIER-04).
+
+        A leaf has no subtree as a rule, and is then dealt with here in one go: evictions are many.
+        """
+        parent, value = node.parent, node.value
+        if parent is None or value is None or node.lock_ref:
+            raise IntegrityError("only an evictable leaf is evicted")
+        if node.children or node.host is not None:
+            self.cut(node, count)
+            return self.detach(node)
+        keep = max(0, node.pages - count)
+        self.evictable -= node.pages - keep
+        for publisher in self._publishers:
+            publisher.removed(node, GPU, keep)
+        if keep:
+            node.key, node.pages, node.value = node.key[: keep * self.page_bytes], keep, value[:keep]
+            node.digests = node.digests[:keep] if node.digests is not None else None
+            node.frequencies = node.frequencies[:keep]
+            self.device_leaves.discard(node)
+            self.device_leaves.offer(node)
+            return Detached(value[keep:], [])
+        del parent.children[node.key[: self.page_bytes]]
+        node.value, node.detached = None, True
+        self.device_leaves.discard(node)
+        parent.valued_children -= 1
+        if parent.parent is None:
+            self._drop_empty_root(parent)
+        elif not parent.valued_children:
+            self.device_leaves.offer(parent)
+        return Detached(value, [])
 
     def graft(self, parent: Node, key: bytes, span: HostSpan) -> Node:
         """A new node below `parent` that host memory alone has."""

@@ -29,8 +29,8 @@ class Publisher(Protocol):
     def stored(self, node: Node, medium: Medium) -> None:
         """The tier has the node's pages from now on."""
 
-    def removed(self, node: Node, medium: Medium) -> None:
-        """It hasn't any more."""
+    def removed(self, node: Node, medium: Medium, first: int = 0) -> None:
+        """It hasn't the node's pages from `first` on any more."""
 
 
 class Detached(NamedTuple):

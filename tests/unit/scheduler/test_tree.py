@@ -6,7 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from services.scheduler.core.node import HostSpan
+from services.scheduler.core.events import Medium
+from services.scheduler.core.node import HostSpan, Node
 from services.scheduler.core.pages import HostPool, PagePool, Pages
 from services.scheduler.core.tree import RadixTree
 from services.scheduler.core.tree_holds import Lock
@@ -79,6 +80,33 @@ def test_locked_pages_of_a_removed_node_come_back_with_its_last_lock() -> None:
     assert (tree.evictable, tree.protected, tree.detached) == (0, 0, set())
 
 
+class Told:
+    """A publisher that remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.gone: list[bytes] = []
+
+    def stored(self, node: Node, medium: Medium) -> None:
+        pass
+
+    def removed(self, node: Node, medium: Medium, first: int = 0) -> None:
+        self.gone += RadixTree.digests_of(node)[first:]
+
+
+def test_tier_04_a_leaf_gives_up_its_last_pages_and_stays_a_leaf() -> None:
+    told = Told()
+    tree = RadixTree(SIZE, lambda node: (0, node.last_access), told)
+    node = tree.insert(b"", pack([1, 2, 3, 4, 5, 6]), _pages(1, 2, 3), 0).path[0]
+    digests = list(tree.digests(node))
+    assert tree.device_leaves.pop() is node
+    assert tree.evict_end(node, 2).device.tolist() == [2, 3]
+    assert (node.pages, node.key, tree.evictable, told.gone) == (1, pack([1, 2]), 1, digests[1:])
+    assert tree.match_prefix(b"", pack([1, 2, 3, 4]), 2).device_pages == 1
+    assert tree.device_leaves.pop() is node
+    assert tree.evict_end(node, 2).device.tolist() == [1]
+    assert (node.detached, tree.evictable, tree.roots, told.gone) == (True, 0, {}, [*digests[1:], digests[0]])
+
+
 TOKENS = st.lists(st.integers(1, 2), min_size=SIZE, max_size=5 * SIZE).map(
     lambda tokens: tokens[: len(tokens) // SIZE * SIZE]
 )
@@ -126,12 +154,14 @@ class TreeMachine(RuleBasedStateMachine):
             lock, _ = self.locks.pop(number % len(self.locks))
             self.pool.free(self.tree.unlock(lock))
 
-    @rule()
-    def evict(self) -> None:
+    @rule(count=st.integers(1, 4))
+    def evict(self, count: int) -> None:
         node = self.tree.device_leaves.pop()
         assert (node is None) == (self.tree.evictable == 0)
         if node is not None:
-            freed = self.tree.detach(node).device
+            wanted = min(count, node.pages)
+            freed = self.tree.evict_end(node, count).device
+            assert len(freed) == wanted
             self.pool.free(freed)
             self.model = {key: page for key, page in self.model.items() if page not in freed}
 
