@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from shared.errors import ProtocolError
-from shared.messages.common import Heartbeat, HelloWanted, Message, Refused, Welcome
-from shared.transport import Counters, Dealer, Decoder, decode_envelope, encode
+from shared.messages.common import Envelope, Heartbeat, HelloWanted, Message, Missed, Refused, Welcome
+from shared.transport import Counters, Dealer, Decoder, Numbers, decode_envelope, encode
 
 BUSY_INTERVAL_S = 1.0  # heartbeat while there is work: a dead peer is noticed within 3 s
 IDLE_INTERVAL_S = 5.0  # heartbeat while there is none: keeps an idle stack below 2 % of a core
@@ -58,8 +58,13 @@ class SchedulerLink:
         owner: LinkOwner,
         clock: Callable[[], float] = time.monotonic,
         admits: Callable[[str, int], bool] = lambda identity, epoch: True,
+        on_missed: Callable[[], None] = lambda: None,
     ) -> None:
-        """admits(identity, epoch): may this scheduler process lead us now? It is asked again at each Welcome."""
+        """admits(identity, epoch): may this scheduler process lead us now? It is asked again at each Welcome.
+
+        on_missed(): messages of either side were lost. The scheduler asks again for what it waits for; whatever else
+        this side has said or waits for may have to be said again.
+        """
         self.epoch = new_epoch()
         self.scheduler_epoch = 0
         self.counters = Counters()
@@ -71,6 +76,8 @@ class SchedulerLink:
         self._owner = owner
         self._clock = clock
         self._admits = admits
+        self._on_missed = on_missed
+        self._numbers = Numbers()
         self._refused = 0  # epoch of the scheduler that may not lead
         self._up = False
         self._heard_s = 0.0
@@ -95,13 +102,14 @@ class SchedulerLink:
 
     def send(self, message: Message) -> bool:
         """Send to the current scheduler. False when it can't be reached: its own deadline will ask again."""
-        sent = self._dealer.send(encode(self.epoch, self.scheduler_epoch, message))
+        sent = self._dealer.send(encode(self.epoch, self.scheduler_epoch, message, self._numbers.next()))
         if not sent:
             self.counters["unreachable"] += 1
         return sent
 
     def greet(self) -> None:
         """Say hello, to whichever scheduler is there."""
+        self._numbers.sent = 0
         self._dealer.send(encode(self.epoch, 0, self._owner.hello()))
 
     def quicken(self) -> None:
@@ -146,14 +154,15 @@ class SchedulerLink:
             try:
                 if len(frames) != 2:
                     raise ProtocolError(f"a message has 2 frames, not {len(frames)}")
-                envelope = decode_envelope(frames[0])
+                envelope = decode_envelope(*frames)
                 message = self._decode(frames[1])
             except ProtocolError as error:
                 self.counters.malformed("scheduler", error)
                 continue
-            self._take(envelope.sender_epoch, envelope.receiver_epoch, message)
+            self._take(envelope, message)
 
-    def _take(self, sender: int, receiver: int, message: Any) -> None:
+    def _take(self, envelope: Envelope, message: Any) -> None:
+        sender, receiver = envelope.sender_epoch, envelope.receiver_epoch
         if isinstance(message, HelloWanted):
             self.greet()
             return
@@ -171,6 +180,7 @@ class SchedulerLink:
                 return
             self._refused = 0
             self._heard_s = self._clock()
+            self._numbers.received = envelope.number
             if sender != self.scheduler_epoch or not self._up:
                 self.scheduler_epoch = sender
                 self._up = True
@@ -183,9 +193,20 @@ class SchedulerLink:
             self.greet()
             return
         self._heard_s = self._clock()
+        skipped = self._numbers.skipped(envelope.number)
+        if skipped or isinstance(message, Missed):
+            self._miss(skipped)
+        if isinstance(message, Missed):
+            return
         if isinstance(message, Heartbeat):
             # Heard again with the same epoch while not up: the scheduler may have given us up, and `_beat` greets it
             # anew. Not here: after a long stop there is a heartbeat in the queue for each second of it.
             self._interval_s = message.interval_s
             return
         self._owner.on_message(message)
+
+    def _miss(self, skipped: bool) -> None:
+        self.counters.missed("scheduler")
+        if skipped and self._up:
+            self.send(Missed())
+        self._on_missed()

@@ -1,7 +1,8 @@
 """ZeroMQ sockets: they live here and nowhere else.
 
-Every message is two frames, an `Envelope` and a body. A message that can't be decoded, is of another protocol
-version, or names another epoch than the receiver's is dropped and counted: see `Counters`.
+Every message is two frames, an `Envelope` and a body. A message that can't be decoded, has another checksum than its
+envelope says, is of another protocol version, or names another epoch than the receiver's is dropped and counted: see
+`Counters`. A dropped or lost message leaves a gap in the numbers of its link: see `Numbers`.
 
 With keys (`use_keys`) a TCP socket proves itself and encrypts by CURVE; who has no key of the stack isn't connected.
 """
@@ -10,10 +11,12 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import struct
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import msgspec
 import zmq
 import zmq.asyncio
@@ -39,26 +42,76 @@ TCP_UNACKED_MS = (
 
 log = logging.getLogger("kvtide.transport")
 
+_fixed = struct.Struct("<4q")  # of an envelope, for its checksum
 _encoder = msgspec.msgpack.Encoder()
 _envelopes = msgspec.msgpack.Decoder(Envelope)
 
 
-def encode(sender_epoch: int, receiver_epoch: int, message: Message) -> list[bytes]:
-    """The two frames of a message."""
-    return [_encoder.encode(Envelope(PROTOCOL, sender_epoch, receiver_epoch)), _encoder.encode(message)]
+class DamagedError(ProtocolError):
+    """A message that isn't what was sent."""
 
 
-def decode_envelope(frame: bytes) -> Envelope:
-    """Raises ProtocolError when the frame is no envelope or of another protocol version."""
+class VersionError(ProtocolError):
+    """A peer of another version of kvtide."""
+
+
+class Numbers:
+    """The numbers of a link's messages, one way out and one way in.
+
+    ZeroMQ loses what is under way when a connection breaks, and a receiver drops what arrives damaged.
+    """
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.received = 0
+
+    def next(self) -> int:
+        """For a message to send."""
+        self.sent += 1
+        return self.sent
+
+    def skipped(self, number: int) -> bool:
+        """Take the number of a message that has come. True when messages before it haven't."""
+        if not number:
+            return False
+        gap, self.received = number != self.received + 1, number
+        return gap
+
+
+def encode(sender_epoch: int, receiver_epoch: int, message: Message, number: int = 0) -> list[bytes]:
+    """The two frames of a message; `number` counts it, see `Numbers`."""
+    body = _encoder.encode(message)
+    checksum = _checksum(PROTOCOL, sender_epoch, receiver_epoch, number, body)
+    return [_encoder.encode(Envelope(PROTOCOL, sender_epoch, receiver_epoch, number, checksum)), body]
+
+
+def decode_envelope(frame: bytes, body: bytes) -> Envelope:
+    """The envelope of a body. Raises DamagedError when the frame is none or the checksum differs, VersionError when
+    it is of another protocol version."""
     try:
         envelope = _envelopes.decode(frame)
     except msgspec.DecodeError as error:
-        raise ProtocolError(f"the first frame is no envelope: {error}") from None
-    if envelope.protocol != PROTOCOL:
-        raise ProtocolError(
-            f"the peer speaks protocol {envelope.protocol}, this side {PROTOCOL}: run one version of kvtide on both"
+        raise DamagedError(f"the first frame is no envelope: {error}") from None
+    protocol, sender_epoch, receiver_epoch, number, checksum = msgspec.structs.astuple(envelope)
+    try:
+        arrived = _checksum(protocol, sender_epoch, receiver_epoch, number, body)
+    except struct.error:
+        raise DamagedError(f"a number in {envelope} is beyond int64") from None
+    if checksum not in (-1, arrived):
+        raise DamagedError(f"a message of {len(body)} bytes arrived damaged: its checksum is wrong")
+    if protocol != PROTOCOL:
+        raise VersionError(
+            f"the peer speaks protocol {protocol}, this side {PROTOCOL}: run one version of kvtide on both"
         )
+    if checksum == -1:
+        raise DamagedError("an envelope without a checksum")
     return envelope
+
+
+def _checksum(protocol: int, sender_epoch: int, receiver_epoch: int, number: int, body: bytes) -> int:
+    head: int = google_crc32c.value(_fixed.pack(protocol, sender_epoch, receiver_epoch, number))
+    checksum: int = google_crc32c.extend(head, body)
+    return checksum
 
 
 class Decoder:
@@ -76,13 +129,20 @@ class Decoder:
 
 
 class Counters(Counter[str]):
-    """What a transport dropped, by reason: "malformed", "old_epoch", "unknown_peer", "unreachable"."""
+    """What a transport dropped, by reason: "malformed", "old_epoch", "unknown_peer", "unreachable"; and how often it
+    "missed" some that were lost on the way."""
 
     def malformed(self, peer: str, error: ProtocolError) -> None:
         """Count one that can't be decoded. The 1st, 2nd, 4th, 8th, ... are worth a line: a peer may send any number."""
         self["malformed"] += 1
         if self["malformed"].bit_count() == 1:
             log.warning("message_dropped peer=%s reason=malformed count=%d detail=%s", peer, self["malformed"], error)
+
+    def missed(self, peer: str) -> None:
+        """Count that messages of a link were lost. Lines as above."""
+        self["missed"] += 1
+        if self["missed"].bit_count() == 1:
+            log.warning("messages_missed peer=%s count=%d", peer, self["missed"])
 
 
 _keys: Keys | None = None

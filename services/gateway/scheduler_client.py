@@ -49,7 +49,7 @@ class SchedulerClient:
     def __init__(
         self, endpoint: str, identity: str, request_timeout_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.link = SchedulerLink(endpoint, identity, ToGateway, self)
+        self.link = SchedulerLink(endpoint, identity, ToGateway, self, on_missed=self.on_missed)
         self._identity = identity
         self._request_timeout_s = request_timeout_s
         self._clock = clock
@@ -155,6 +155,11 @@ class SchedulerClient:
         self._owed.extend(ticket.request_id for ticket in self._tickets.values() if ticket.placed)
         self._restart_placed()
 
+    def on_missed(self) -> None:
+        """Messages of either side were lost: an attempt may lack tokens or its end, or never have come."""
+        self.on_lost()
+        self._wake.set()
+
     def on_message(self, message: Any) -> None:
         """A message of the current scheduler."""
         match message:
@@ -214,7 +219,7 @@ class SchedulerClient:
             if ticket.ending:
                 self._put(ticket, Finished("abort", None))
                 continue
-            lost = unavailable("the scheduler was lost while it answered: send the request again")
+            lost = unavailable("the scheduler or a part of its answer was lost: send the request again")
             if ticket.shown or ticket.attempt >= MAX_RESUBMISSIONS:
                 self._put(ticket, Failed(lost))
                 continue

@@ -131,7 +131,7 @@ class PageLink:
             try:
                 if len(frames) != 2:
                     raise ProtocolError(f"a message has 2 frames and maybe a page, not {len(frames)}")
-                envelope, message = decode_envelope(frames[0]), self._decode(frames[1])
+                envelope, message = decode_envelope(*frames), self._decode(frames[1])
             except ProtocolError as error:
                 self.counters.malformed(self._info.storage_id, error)
                 continue

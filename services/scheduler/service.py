@@ -11,7 +11,16 @@ from typing import Any
 from msgspec.structs import asdict
 
 from services.scheduler.core.core import Core
-from services.scheduler.core.events import DeadlineReached, Event, PeerKey, PeerLost, PeerUp, Received, Send
+from services.scheduler.core.events import (
+    DeadlineReached,
+    Event,
+    MessagesMissed,
+    PeerKey,
+    PeerLost,
+    PeerUp,
+    Received,
+    Send,
+)
 from services.scheduler.core.settings import CoreSettings
 from services.scheduler.core.status import integrity, status
 from services.scheduler.event_publisher import EventPublisher
@@ -22,7 +31,7 @@ from shared.config import Config
 from shared.errors import ProtocolError
 from shared.link import BUSY_INTERVAL_S, IDLE_INTERVAL_S, MISSED_BEATS, new_epoch
 from shared.messages import ToScheduler
-from shared.messages.common import Heartbeat, HelloWanted, Message, Refused
+from shared.messages.common import Envelope, Heartbeat, HelloWanted, Message, Missed, Refused
 from shared.messages.gateway import (
     Finish,
     GatewayHello,
@@ -37,7 +46,7 @@ from shared.messages.gateway import (
 )
 from shared.messages.storage import StorageHello
 from shared.messages.worker import WorkerHello
-from shared.transport import Counters, Decoder, Router, decode_envelope, encode
+from shared.transport import Counters, Decoder, Numbers, Router, VersionError, decode_envelope, encode
 
 FIRST_INTERVAL_S = 5.0  # what a peer may take until its first heartbeat
 PAUSE_S = 1.0  # a beat that is later than this: the scheduler itself did not run
@@ -58,6 +67,7 @@ class PeerRecord:
     interval_s: float = FIRST_INTERVAL_S
     up: bool = True
     stats: dict[str, float] = field(default_factory=dict)
+    numbers: Numbers = field(default_factory=Numbers)
 
 
 class SchedulerService:
@@ -113,21 +123,22 @@ class SchedulerService:
             try:
                 if len(frames) != 2:
                     raise ProtocolError(f"a message has 2 frames, not {len(frames)}")
-                envelope = decode_envelope(frames[0])
+                envelope = decode_envelope(*frames)
                 message = self._decode(frames[1])
             except ProtocolError as error:
                 self.counters.malformed(identity, error)
-                if "protocol" in str(error):
+                if isinstance(error, VersionError):
                     self._send(PeerKey(identity, 0), Refused(str(error), False))
                 continue
-            self._take(PeerKey(identity, envelope.sender_epoch), envelope.receiver_epoch, message)
+            self._take(identity, envelope, message)
 
-    def _take(self, peer: PeerKey, receiver_epoch: int, message: Any) -> None:
+    def _take(self, identity: str, envelope: Envelope, message: Any) -> None:
+        peer = PeerKey(identity, envelope.sender_epoch)
         if isinstance(message, WorkerHello | StorageHello | GatewayHello):
             self._greet(peer, message)
             return
         record = self._peers.get(peer.identity)
-        if record is None or record.key != peer or receiver_epoch != self.epoch:
+        if record is None or record.key != peer or envelope.receiver_epoch != self.epoch:
             self.counters["old_epoch"] += 1
             if record is None or peer.epoch >= record.key.epoch:
                 self._send(peer, HelloWanted())
@@ -137,7 +148,11 @@ class SchedulerService:
             record.up = True
             log.info("peer_back peer=%s", peer.identity)
             self._feed(PeerUp(peer, record.hello))
-        if isinstance(message, Heartbeat):
+        if record.numbers.skipped(envelope.number):
+            self._miss(record)
+        if isinstance(message, Missed):
+            self._ask_again(record)
+        elif isinstance(message, Heartbeat):
             record.interval_s, record.stats = message.interval_s, message.stats
         elif isinstance(message, StatusWanted):
             self._send(peer, Status(json.dumps(self.status()).encode()))
@@ -151,6 +166,15 @@ class SchedulerService:
             if isinstance(message, Submit) and tracing.context_of(message.request_id):
                 self._traced[peer, message.request_id] = time.monotonic()
             self._feed(Received(peer, message))
+
+    def _miss(self, record: PeerRecord) -> None:
+        self.counters.missed(record.key.identity)
+        self._send(record.key, Missed())
+        self._ask_again(record)
+
+    def _ask_again(self, record: PeerRecord) -> None:
+        if record.role != "gateway":  # a gateway submits again what it waits for
+            self._feed(MessagesMissed(record.key))
 
     def _greet(self, peer: PeerKey, hello: Any) -> None:
         if hello.identity != peer.identity:
@@ -216,7 +240,10 @@ class SchedulerService:
     # --- out ----------------------------------------------------------------------------------------------------
 
     def _send(self, peer: PeerKey, message: Message) -> None:
-        if not self._router.send(peer.identity, encode(self.epoch, peer.epoch, message)):
+        record = self._peers.get(peer.identity)
+        counted = record is not None and record.key == peer and not isinstance(message, HelloWanted | Refused)
+        number = record.numbers.next() if record is not None and counted else 0
+        if not self._router.send(peer.identity, encode(self.epoch, peer.epoch, message, number)):
             self.counters["unreachable"] += 1
 
     async def _beat(self) -> None:

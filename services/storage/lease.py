@@ -231,7 +231,9 @@ class Branch:
     def __init__(self, lease: Lease, endpoint: str) -> None:
         self.refused = 0  # epoch of the process that was refused last
         self._lease = lease
-        self.link = SchedulerLink(endpoint, lease.identity, ToStorage, self, admits=self._admits)
+        self.link = SchedulerLink(
+            endpoint, lease.identity, ToStorage, self, admits=self._admits, on_missed=lease.pool.report_again
+        )
 
     def _admits(self, scheduler: str, epoch: int) -> bool:
         return self._lease.admits(self, scheduler, epoch)

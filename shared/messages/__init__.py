@@ -7,6 +7,7 @@ ToWorker = (
     | common.Refused
     | common.HelloWanted
     | common.Heartbeat
+    | common.Missed
     | common.Fence
     | common.Cancel
     | worker.MapSegment
@@ -20,6 +21,7 @@ ToStorage = (
     | common.Refused
     | common.HelloWanted
     | common.Heartbeat
+    | common.Missed
     | common.Fence
     | common.Cancel
     | storage.OpenSegment
@@ -36,6 +38,7 @@ ToGateway = (
     | common.Refused
     | common.HelloWanted
     | common.Heartbeat
+    | common.Missed
     | gateway.EmitTokens
     | gateway.Finish
     | gateway.Reject
@@ -46,6 +49,7 @@ ToGateway = (
 FromWorker = (
     worker.WorkerHello
     | common.Heartbeat
+    | common.Missed
     | common.Fenced
     | common.Cancelled
     | common.OperationFailed
@@ -59,6 +63,7 @@ FromWorker = (
 FromStorage = (
     storage.StorageHello
     | common.Heartbeat
+    | common.Missed
     | common.Fenced
     | common.Cancelled
     | common.OperationFailed
@@ -78,6 +83,7 @@ FromStorage = (
 FromGateway = (
     gateway.GatewayHello
     | common.Heartbeat
+    | common.Missed
     | gateway.Submit
     | gateway.Abort
     | gateway.StatusWanted

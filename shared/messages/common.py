@@ -8,7 +8,7 @@ INT_BYTES = 4
 DIGEST_BYTES = 32
 MAX_INTERVAL_S = 60.0  # between heartbeats: a longer one would hide a dead peer
 
-PROTOCOL = 1  # raised by every change that an older peer would misread
+PROTOCOL = 2  # raised by every change that an older peer would misread
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -30,11 +30,13 @@ def check_digests(pages: bytes, digests: bytes) -> None:
 
 
 class Envelope(Message):
-    """First frame of every message; a mismatch of version or epoch drops it."""
+    """First frame of every message; a mismatch of version, epoch or checksum drops it."""
 
     protocol: int  # PROTOCOL of the sender
     sender_epoch: int  # ns since 1970 at the sender's start
     receiver_epoch: int  # epoch of the receiver that the sender means; 0 = not known yet
+    number: int = 0  # counts the messages of a link since its last hello, from 1; 0 = not counted
+    checksum: int = -1  # CRC32C over the fields before it, as int64, and the body; -1 = a version that had none
 
 
 class Welcome(Message, tag=True):
@@ -52,6 +54,10 @@ class Refused(Message, tag=True):
 
 class HelloWanted(Message, tag=True):
     """Scheduler -> peer: I don't know you, say hello."""
+
+
+class Missed(Message, tag=True):
+    """Either way: a number was skipped, so messages of yours were lost. What still matters of them, say again."""
 
 
 class Heartbeat(Message, tag=True):

@@ -8,21 +8,21 @@ from typing import Any
 from services.scheduler.core.admission import Admission
 from services.scheduler.core.backup import Backup
 from services.scheduler.core.device_memory import DeviceMemory
-from services.scheduler.core.events import CacheEvent, DeadlineReached, Event, PeerKey, PeerLost, PeerUp, Received, Send
+from services.scheduler.core.events import (
+    CacheEvent,
+    DeadlineReached,
+    Event,
+    MessagesMissed,
+    PeerKey,
+    PeerLost,
+    PeerUp,
+    Received,
+    Send,
+)
 from services.scheduler.core.ghosts import Fate
 from services.scheduler.core.host_memory import HostMemory
 from services.scheduler.core.load_back import LoadBack, first_bad
-from services.scheduler.core.operations import (
-    Archive,
-    Control,
-    Find,
-    Load,
-    Operation,
-    Prefetch,
-    Release,
-    Step,
-    Write,
-)
+from services.scheduler.core.operations import Archive, Control, Find, Load, Operation, Prefetch, Release, Step, Write
 from services.scheduler.core.pages import HostPool, PagePool
 from services.scheduler.core.peers import Peers
 from services.scheduler.core.prefetch import Prefetcher
@@ -70,6 +70,8 @@ class Core:
                 self._peer_lost(peer)
             case Received(peer, message):
                 self._received(peer, message)
+            case MessagesMissed(peer):
+                self.state.operations.hurry(peer)
             case DeadlineReached():
                 self.state.operations.expire()
                 self.requests.expire()

@@ -32,11 +32,17 @@ class Received(NamedTuple):
     message: Message
 
 
+class MessagesMissed(NamedTuple):
+    """Messages to or from a worker or storage were lost on the way."""
+
+    peer: PeerKey
+
+
 class DeadlineReached(NamedTuple):
     """`next_deadline()` has passed."""
 
 
-Event = PeerUp | PeerLost | Received | DeadlineReached
+Event = PeerUp | PeerLost | Received | MessagesMissed | DeadlineReached
 
 
 Medium = Literal["GPU", "CPU_PINNED", "DISK", "EXTERNAL"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from services.scheduler.core.events import PeerKey, Send
 from services.scheduler.core.ghosts import NO_FATE, Fate
 from services.scheduler.core.pages import NO_PAGES, HostPool, Pages
-from services.scheduler.core.settings import MAX_SENDS, STEP_TIMEOUT_S, TRANSFER_TIMEOUT_S
+from services.scheduler.core.settings import ASK_AGAIN_S, MAX_SENDS, STEP_TIMEOUT_S, TRANSFER_TIMEOUT_S
 from shared.messages.common import Cancel, Message
 
 if TYPE_CHECKING:
@@ -268,6 +268,14 @@ class Operations:
     def live(self, kind: type[Operation]) -> Iterator[Any]:
         """Operations of a kind that have not been given up."""
         return (operation for operation in self.table.values() if isinstance(operation, kind) and not operation.failed)
+
+    def hurry(self, peer: PeerKey) -> None:
+        """Messages to or from the process were lost: ask soon again for all that it owes. It isn't what was too late,
+        so this isn't one of the MAX_SENDS."""
+        for operation in self.of_peer(peer):
+            if self.now + ASK_AGAIN_S < operation.deadline < float("inf") and not self._is_queued(peer, operation):
+                operation.deadline = self.now + ASK_AGAIN_S
+                operation.sends -= 1
 
     def next_deadline(self) -> float:
         """When the next silent peer is asked again."""

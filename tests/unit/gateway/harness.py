@@ -112,7 +112,7 @@ class FakeScheduler:
                 while True:
                     peer, frames = await self._router.receive()
                     if not self.silent:
-                        self._take(peer, decode_envelope(frames[0]), self._decode(frames[1]), tasks)
+                        self._take(peer, decode_envelope(*frames), self._decode(frames[1]), tasks)
         finally:
             self._router.close()
 

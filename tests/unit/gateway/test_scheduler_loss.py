@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from shared.messages.common import Missed
 from tests.unit.gateway.harness import Stack, events, run_stack, until
 
 
@@ -94,6 +95,29 @@ async def test_silent_and_back_with_the_same_epoch(stack: Stack) -> None:
     scheduler.finish(first, 4)
     scheduler.finish(second, 2)
     assert (await asking).json()["choices"][0]["text"] == "ok"
+
+
+async def test_after_a_loss_on_the_way_the_request_is_submitted_anew_and_the_old_attempt_ended(stack: Stack) -> None:
+    asking = asyncio.create_task(stack.complete())
+    first = await stack.scheduler.submitted()
+    stack.scheduler.send(Missed())
+    second = await stack.scheduler.submitted(2)
+    await until(lambda: stack.scheduler.aborts == [first.request_id])
+    stack.scheduler.emit(first, stack.words.ids("late"))
+    stack.scheduler.emit(second, stack.words.ids("ok"))
+    stack.scheduler.finish(second, 2)
+    assert (await asking).json()["choices"][0]["text"] == "ok"
+
+
+async def test_a_stream_that_may_lack_tokens_ends_with_a_retryable_error(stack: Stack) -> None:
+    asking = asyncio.create_task(stack.chat(stream=True))
+    first = await stack.scheduler.submitted()
+    stack.scheduler.emit(first, stack.words.ids("a"))
+    await asyncio.sleep(0.1)
+    stack.scheduler.send(Missed())
+    last = json.loads((await asking).text.splitlines()[-2].removeprefix("data: "))
+    assert (last["error"]["type"], last["error"]["code"]) == ("server_error", "unavailable")
+    await until(lambda: stack.scheduler.aborts == [first.request_id])
 
 
 async def test_the_fourth_scheduler_gets_no_resubmission(stack: Stack) -> None:

@@ -2,7 +2,7 @@
 
 from services.scheduler.core.events import PeerKey, Send
 from services.scheduler.core.operations import Archive, Load, Operation, Operations, Release
-from services.scheduler.core.settings import MAX_SENDS, TRANSFER_TIMEOUT_S
+from services.scheduler.core.settings import ASK_AGAIN_S, MAX_SENDS, TRANSFER_TIMEOUT_S
 from shared.messages.common import Cancel
 from shared.messages.storage import ReleasePages
 
@@ -104,3 +104,18 @@ def test_nothing_from_before_a_fence_follows_it() -> None:
     assert table.ids() == []
     later = table.start()
     assert table.ids() == [later.op_id]
+
+
+def test_after_a_loss_a_command_is_soon_repeated_and_that_is_none_of_its_sends() -> None:
+    table = Table(credits=1)
+    sent, queued = table.start(), table.start()
+    for _ in range(3 * MAX_SENDS):
+        table.operations.hurry(PEER)
+        table.operations.hurry(PEER)  # one loss is often noticed on both sides
+        table.wait(ASK_AGAIN_S)
+    assert table.ids() == [sent.op_id] * (1 + 3 * MAX_SENDS)
+    assert not sent.failed
+    assert queued.sends == 1
+    for _ in range(MAX_SENDS):
+        table.wait(TRANSFER_TIMEOUT_S)
+    assert sent.failed

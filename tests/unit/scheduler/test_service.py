@@ -9,7 +9,7 @@ import pytest_asyncio
 from services.scheduler.service import SchedulerService
 from shared.config import Config, Run
 from shared.messages import ToStorage
-from shared.messages.common import Heartbeat, Message, Refused, Welcome
+from shared.messages.common import Fence, Heartbeat, Message, Missed, Refused, Welcome
 from shared.messages.storage import BackendInfo, StorageHello, Superseded
 from shared.transport import Dealer, Decoder, decode_envelope, encode
 
@@ -41,10 +41,10 @@ async def greet(dealer: Dealer, epoch: int) -> tuple[Message, int]:
         await asyncio.sleep(BEAT_S)
     decode = Decoder(ToStorage)
     while True:
-        envelope, body = await dealer.receive()
-        message = decode(body)
+        frames = await dealer.receive()
+        message = decode(frames[1])
         if isinstance(message, Welcome | Refused):
-            return message, decode_envelope(envelope).sender_epoch
+            return message, decode_envelope(*frames).sender_epoch
 
 
 async def test_an_older_process_is_refused_while_a_newer_one_is_heard(dealer: Dealer) -> None:
@@ -65,6 +65,27 @@ async def test_an_older_epoch_is_welcome_once_the_newer_process_is_lost(dealer: 
             break
         await asyncio.sleep(BEAT_S)
     assert isinstance(answer, Welcome)
+
+
+async def test_a_storage_whose_messages_were_lost_hears_it_and_is_asked_again(dealer: Dealer) -> None:
+    _, scheduler_epoch = await greet(dealer, epoch=2)
+    dealer.send(encode(2, scheduler_epoch, Heartbeat(5.0, {}), 1))
+    dealer.send(encode(2, scheduler_epoch, Heartbeat(5.0, {}), 3))  # the lost one was to answer the Fence
+    answers = await received(dealer, Missed, Fence)
+    assert [type(each) for each in answers] == [Fence, Missed, Fence]
+    assert answers[0] == answers[2]
+
+
+async def received(dealer: Dealer, *kinds: type) -> list[Message]:
+    """Messages of these kinds, until the last of them has come after the others."""
+    decode, found = Decoder(ToStorage), []
+    async with asyncio.timeout(TRIES * BEAT_S):
+        while not (found and kinds[0] in map(type, found) and type(found[-1]) is kinds[-1]):
+            frames = await dealer.receive()
+            message = decode(frames[1])
+            if isinstance(message, kinds):
+                found.append(message)
+    return found
 
 
 async def test_a_scheduler_whose_lease_is_another_s_ends(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ async def test_a_link_outlives_a_hostile_scheduler(folder: Path, union: Any, sam
     try:
         async with asyncio.timeout(PATIENCE_S):
             _, frames = await router.receive()
-        assert decode_envelope(frames[0]).sender_epoch == tested.epoch
+        assert decode_envelope(*frames).sender_epoch == tested.epoch
         router.send(IDENTITY, encode(EPOCH, tested.epoch, Welcome("scheduler-0")))
         lies = [*samples, Welcome("x"), Refused("no", False), Heartbeat(1.0, {})]
         messages = hostile(3, COUNT, lies, EPOCH, tested.epoch)

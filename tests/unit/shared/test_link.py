@@ -1,6 +1,7 @@
 """The wire between a peer and its scheduler: versions, epochs, hellos, silence."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from shared import link
 from shared.errors import ProtocolError
 from shared.link import SchedulerLink, new_epoch
 from shared.messages import ToGateway, ToScheduler
-from shared.messages.common import PROTOCOL, Envelope, Heartbeat, HelloWanted, Message, Refused, Welcome
+from shared.messages.common import PROTOCOL, Envelope, Heartbeat, HelloWanted, Message, Missed, Refused, Welcome
 from shared.messages.gateway import Abort, EmitTokens, GatewayHello
-from shared.transport import Dealer, Decoder, Router, decode_envelope, encode
+from shared.transport import DamagedError, Dealer, Decoder, Router, VersionError, decode_envelope, encode
 
 WAIT_S = 5.0
 
@@ -40,6 +41,9 @@ class Owner:
     def on_lost(self) -> None:
         self.heard.put_nowait("lost")
 
+    def on_missed(self) -> None:
+        self.heard.put_nowait("missed")
+
     def on_message(self, message: Any) -> None:
         self.heard.put_nowait(message)
 
@@ -52,19 +56,20 @@ class Wire:
         self.router = Router(endpoint)
         self.epoch = new_epoch()
         self.owner = Owner()
-        self.link = SchedulerLink(endpoint, "peer", ToGateway, self.owner)
+        self.link = SchedulerLink(endpoint, "peer", ToGateway, self.owner, on_missed=self.owner.on_missed)
         self.decode = Decoder(ToScheduler)
 
-    def send(self, message: Message, sender: int | None = None, receiver: int | None = None) -> None:
+    def send(self, message: Message, sender: int | None = None, receiver: int | None = None, number: int = 0) -> None:
         mine = self.epoch if sender is None else sender
-        assert self.router.send("peer", encode(mine, self.link.epoch if receiver is None else receiver, message))
+        yours = self.link.epoch if receiver is None else receiver
+        assert self.router.send("peer", encode(mine, yours, message, number))
 
     async def expect(self, kind: type) -> tuple[Envelope, Any]:
         while True:
             _, frames = await asyncio.wait_for(self.router.receive(), WAIT_S)
             message = self.decode(frames[1])
             if isinstance(message, kind):
-                return decode_envelope(frames[0]), message
+                return decode_envelope(*frames), message
 
     async def heard(self) -> Any:
         return await asyncio.wait_for(self.owner.heard.get(), WAIT_S)
@@ -90,7 +95,7 @@ async def test_messages_flow_after_the_welcome_and_name_both_epochs(wire: Wire) 
     assert wire.link.send(Abort("r1"))
     envelope, message = await wire.expect(Abort)
     assert message == Abort("r1")
-    assert envelope == Envelope(PROTOCOL, wire.link.epoch, wire.epoch)
+    assert msgspec.structs.astuple(envelope)[:3] == (PROTOCOL, wire.link.epoch, wire.epoch)
     wire.send(EmitTokens([]))
     assert await wire.heard() == EmitTokens([])
 
@@ -172,10 +177,49 @@ async def test_a_refusal_for_good_ends_the_link_with_its_reason(tmp_path: Path) 
     wire.router.close()
 
 
-def test_another_protocol_version_is_refused_naming_both() -> None:
-    frame = msgspec.msgpack.encode(Envelope(PROTOCOL + 1, 1, 1))
-    with pytest.raises(ProtocolError, match=f"protocol {PROTOCOL + 1}, this side {PROTOCOL}"):
-        decode_envelope(frame)
+@pytest.mark.parametrize("fields", [(1, 1, 1), (PROTOCOL + 1, 1, 1, 0)], ids=["older", "newer"])
+def test_another_protocol_version_is_refused_naming_both(fields: tuple[int, ...]) -> None:
+    with pytest.raises(VersionError, match=f"protocol {fields[0]}, this side {PROTOCOL}"):
+        decode_envelope(msgspec.msgpack.encode(fields), b"")
+
+
+def test_a_message_with_any_flipped_bit_is_refused_and_never_taken_for_another_version() -> None:
+    frames = encode(2**60, 2**60 + 1, Abort("r1"), 7)
+    whole = decode_envelope(*frames)
+    for place, frame in enumerate(frames):
+        for bit in range(8 * len(frame)):
+            flipped = bytearray(frame)
+            flipped[bit // 8] ^= 1 << bit % 8
+            damaged = [*frames[:place], bytes(flipped), *frames[place + 1 :]]
+            with contextlib.suppress(DamagedError):
+                assert decode_envelope(*damaged) == whole  # the same number in other bytes
+                assert place == 0
+
+
+async def test_lost_messages_of_the_scheduler_are_noticed_at_the_next_one_and_it_is_told(wire: Wire) -> None:
+    await wire.welcome()
+    for number in (1, 2):  # a hello's welcome has number 0 here: it counts from there
+        wire.send(EmitTokens([]), number=number)
+        assert await wire.heard() == EmitTokens([])
+    wire.send(Heartbeat(5.0, {}), number=4)
+    assert await wire.heard() == "missed"
+    await wire.expect(Missed)
+    wire.send(EmitTokens([]), number=5)
+    assert await wire.heard() == EmitTokens([])
+    assert wire.link.counters["missed"] == 1
+
+
+async def test_a_link_counts_what_it_sends_from_its_last_hello_on_and_hears_what_was_missed(wire: Wire) -> None:
+    await wire.welcome()
+    for _ in range(2):
+        wire.link.send(Abort("r1"))
+    numbers = [(await wire.expect(Abort))[0].number for _ in range(2)]
+    assert numbers == [numbers[0], numbers[0] + 1]
+    wire.send(Missed())
+    assert await wire.heard() == "missed"
+    wire.link.greet()
+    wire.link.send(Abort("r2"))
+    assert (await wire.expect(Abort))[0].number == 1
 
 
 async def test_an_endpoint_in_use_is_refused_by_name(tmp_path: Path) -> None:

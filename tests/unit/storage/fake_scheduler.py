@@ -83,7 +83,7 @@ class FakeScheduler:
         async with asyncio.timeout(timeout_s):
             while True:
                 _, frames = await self._router.receive()
-                envelope, message = decode_envelope(frames[0]), self._decode(frames[1])
+                envelope, message = decode_envelope(*frames), self._decode(frames[1])
                 self.peer_epoch = envelope.sender_epoch
                 if not isinstance(message, StorageHello) and envelope.receiver_epoch != self.epoch:
                     continue

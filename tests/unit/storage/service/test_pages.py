@@ -41,7 +41,7 @@ class Client:
             while not self._dealer.send(encode(*self._epochs, message)):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             frames = await self._dealer.receive()
-        assert decode_envelope(frames[0]).receiver_epoch == self._epochs[0]
+        assert decode_envelope(*frames).receiver_epoch == self._epochs[0]
         answer: Message = self._decode(frames[1])
         return answer
 
