@@ -22,10 +22,13 @@ TERMINATED = 143  # the same for SIGTERM
 
 BENCHES = {  # each is `measure` of kvtide.bench.NAME
     "copy": "page copies between device and host pool, against a plain copy",
+    "decode": "tokens a second, against memory bandwidth",
+    "forward": "decode steps beside a background backup",
     "remote": "page copies over TCP, against a raw connection",
     "start": "from nothing to a first token, and the idle stack's processor time",
     "step": "what a decode step costs beside the model",
     "storage": "reads and writes of page files, against the raw disk",
+    "ttft": "time to first token by the tier that has the prefix",
 }
 
 Command = Callable[[argparse.Namespace, Config], Coroutine[Any, Any, int]]

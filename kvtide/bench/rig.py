@@ -95,26 +95,40 @@ def rig(
 
     remote: the owner also serves its pages over TCP. Raises KvtideError when there is no room for the pools.
     """
+    streams = CpuStream("write"), CpuStream("load")
+    try:
+        with host_pool(folder, geometry, pages, remote) as (owner, info):
+            segment = reach(info)
+            pool = KVPool(geometry, pages)
+            for layer in range(geometry.layers):
+                for buffer in pool.layer_buffers(layer):
+                    buffer.view(torch.uint8).random_()  # and not one shared page of zeros
+            try:
+                yield Rig(geometry, pool, segment, Transfers(pool, geometry, True), *streams, owner)
+            finally:
+                segment.close()
+    finally:
+        for stream in streams:
+            stream.close(DEADLINE_S)
+
+
+@contextmanager
+def host_pool(
+    folder: Path, geometry: PageGeometry, pages: int, remote: bool = False
+) -> Iterator[tuple[Connection, SegmentInfo]]:
+    """A segment of another process: where to send (host pages, digests, checksums) to be named, and what to map.
+
+    remote: the owner also serves its pages over TCP. Raises KvtideError when there is no room for it.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     endpoint = f"tcp://{LOOPBACK}:{_free_port()}" if remote else ""
     owner = context.Process(target=_own_pool, args=(theirs, folder, geometry, pages, endpoint), daemon=True)
     owner.start()
     theirs.close()
-    streams = CpuStream("write"), CpuStream("load")
     try:
-        segment = reach(answer(ours))
-        pool = KVPool(geometry, pages)
-        for layer in range(geometry.layers):
-            for buffer in pool.layer_buffers(layer):
-                buffer.view(torch.uint8).random_()  # and not one shared page of zeros
-        try:
-            yield Rig(geometry, pool, segment, Transfers(pool, geometry, True), *streams, ours)
-        finally:
-            segment.close()
+        yield ours, answer(ours)
     finally:
-        for stream in streams:
-            stream.close(DEADLINE_S)
         ours.close()  # the owner ends
         owner.join(DEADLINE_S)
 

@@ -47,6 +47,26 @@ def compared(
     )
 
 
+def times(
+    what: str,
+    unit: str,
+    peer: str,
+    values: Sequence[float],
+    peer_values: Sequence[float],
+    at_most: float | None = None,
+    at_least: float | None = None,
+) -> Row:
+    """Rounds of a time beside rounds of another time, as in `compared`: the ratio says how many times as long."""
+    ratio = statistics.median(value / other for value, other in zip(values, peer_values, strict=True))
+    bounds = {"<=": at_most, ">=": at_least}
+    goals = [f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None]
+    ok = (at_most is None or ratio <= at_most) and (at_least is None or ratio >= at_least)
+    medians = statistics.median(values), statistics.median(peer_values)
+    return Row(
+        what, medians[0], unit, peer, medians[1], ratio, goal=" and ".join(goals) or None, ok=ok if goals else None
+    )
+
+
 def at_most(what: str, unit: str, values: Sequence[float], limit: float) -> Row:
     """The median of rounds against a limit."""
     value = statistics.median(values)

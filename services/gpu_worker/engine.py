@@ -2,6 +2,7 @@
 
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,8 +68,11 @@ def build_engine(config: Config) -> Engine:
     described = read_config(folder)
     max_context = _max_context(config, described)
     geometry = described.page_geometry(config.cache.page_size, config.model.dtype)
-    model = load_model(folder, config.model.dtype)
-    pool = _allocate_pool(config, geometry)
+    with ThreadPoolExecutor(1, "fingerprint") as beside:
+        fingerprint = beside.submit(weights_fingerprint, folder)
+        model = load_model(folder, config.model.dtype)
+        pool = _allocate_pool(config, geometry)
+        weights = fingerprint.result()
     requests = ReqToToken(config.scheduler.max_running, max_context, geometry.page_size)
     compute, loads, writes = CpuStream("compute"), CpuStream("load"), CpuStream("write")
     transfers = Transfers(
@@ -80,7 +84,7 @@ def build_engine(config: Config) -> Engine:
     )
     return Engine(
         geometry=geometry,
-        fingerprint=model_fingerprint(geometry, weights_fingerprint(folder)),
+        fingerprint=model_fingerprint(geometry, weights),
         max_requests=config.scheduler.max_running,
         max_context=max_context,
         pool=pool,

@@ -4,13 +4,27 @@ import json
 
 import pytest
 
-from kvtide.bench.rows import at_most, compared, plain, report
+from kvtide.bench.rows import at_most, compared, plain, report, times
 
 
 def test_a_rate_is_compared_round_by_round() -> None:
     """Median of ratios, not ratio of medians: a slow phase of the machine hits both sides of its rounds."""
     row = compared("copy", "GB/s", "memcpy", [9.0, 1.0, 8.0], [10.0, 1.25, 40.0], at_least=0.85)
     assert (row.value, row.peer_value, row.ratio, row.goal, row.ok) == (8.0, 10.0, 0.8, ">= 0.85", False)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "goal", "ok"),
+    [
+        ({"at_most": 1.15}, "<= 1.15", False),
+        ({"at_least": 1.2}, ">= 1.2", True),
+        ({"at_most": 2.0, "at_least": 1.5}, "<= 2 and >= 1.5", False),
+        ({}, None, None),
+    ],
+)
+def test_a_time_is_how_many_times_as_long(bounds: dict[str, float], goal: str | None, ok: bool | None) -> None:
+    row = times("host hit", "ms", "device hit", [12.0, 40.0, 11.0], [10.0, 10.0, 10.0], **bounds)
+    assert (row.value, row.peer_value, row.ratio, row.goal, row.ok) == (12.0, 10.0, 1.2, goal, ok)
 
 
 def test_a_limit_is_of_the_value() -> None:
