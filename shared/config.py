@@ -110,6 +110,7 @@ class Storage(_Section):
     quota_bytes: PositiveInt = 10 * GIB  # bytes of pages that `hash_file`, `file` and `memory` keep
     free_floor_bytes: Count = GIB  # bytes that stay free on the file system
     io_threads: PositiveInt = 2  # pages read or written at once
+    direct_writes: bool = True  # page files go past the kernel's cache; false = they stay in free memory for a while
     address: Annotated[str, Meta(pattern=ADDRESS)] = (
         ""  # host:port of the `lmcache` server or the `mooncake` master; empty = their usual ports on 127.0.0.1
     )

@@ -62,7 +62,7 @@ class _Segment(RemoteSegment):
     """One that another thread than the event loop's may close."""
 
     def __init__(self, info: SegmentInfo, identity: str, epoch: int) -> None:
-        super().__init__(info, identity, epoch)
+        super().__init__(info, identity, epoch, on_lost=lambda: None)  # the copy that runs then fails
         self._loop = asyncio.get_running_loop()
 
     def close(self) -> None:

@@ -74,7 +74,8 @@ def _sized(config: Config, decodes: int) -> Config:
     prefix_pages = -(-(PREFIX + NEW) // cache.page_size)
     device_tokens = DEVICE_TOKENS + decodes * (DECODE_TOKENS + cache.page_size)
     host_bytes = (1 + HOST_PREFIXES * prefix_pages) * page_bytes
-    return replace(config, cache=replace(cache, device_tokens=device_tokens, host_bytes=host_bytes))
+    storage = replace(config.storage, direct_writes=False)  # files stay in the kernel's cache
+    return replace(config, cache=replace(cache, device_tokens=device_tokens, host_bytes=host_bytes), storage=storage)
 
 
 async def _measure(stack: Stack, decodes: int, say: Callable[[str], None]) -> list[Row]:

@@ -26,14 +26,14 @@ def make_backend(config: Config, identity: str) -> Backend:
 
 
 def _make(config: Config, identity: str) -> Backend:
-    storage, verify = config.storage, config.cache.checksums
+    storage, verify, direct = config.storage, config.cache.checksums, config.storage.direct_writes
     bounds = (storage.quota_bytes, storage.free_floor_bytes, storage.io_threads)
     match storage.backend:
         case "hash_file":
-            return HashFileBackend(config.storage_folder, *bounds, verify=verify)
+            return HashFileBackend(config.storage_folder, *bounds, verify=verify, direct_writes=direct)
         case "file":
             folder = config.storage_folder / RUNS / f"{config.run.name}-{identity}"
-            return FileBackend(folder, *bounds, verify=verify)
+            return FileBackend(folder, *bounds, verify=verify, direct_writes=direct)
         case "dynamic":
             return make_dynamic(
                 storage.dynamic_class, storage.options, storage.timeout_s, storage.io_threads, verify=verify

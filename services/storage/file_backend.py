@@ -17,9 +17,11 @@ class FileBackend(HashFileBackend):
     """`hash_file` in a folder of its own, with nothing in it at the start and gone at the end."""
 
     def __init__(
-        self, folder: Path, quota_bytes: int, free_floor_bytes: int, io_threads: int, *, verify: bool = True
-    ) -> None:
-        super().__init__(folder / "pages", quota_bytes, free_floor_bytes, io_threads, verify=verify)
+        self, folder: Path, quota_bytes: int, free_floor_bytes: int, io_threads: int, *,
+        verify: bool = True, direct_writes: bool = True,
+    ) -> None:  # fmt: skip
+        pages = folder / "pages"
+        super().__init__(pages, quota_bytes, free_floor_bytes, io_threads, verify=verify, direct_writes=direct_writes)
         self._run_folder = folder
         self._lock: int | None = None
 

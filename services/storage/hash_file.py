@@ -41,13 +41,15 @@ class HashFileBackend(Backend):
     """
 
     def __init__(
-        self, folder: Path, quota_bytes: int, free_floor_bytes: int, io_threads: int, *, verify: bool = True
-    ) -> None:
+        self, folder: Path, quota_bytes: int, free_floor_bytes: int, io_threads: int, *,
+        verify: bool = True, direct_writes: bool = True,
+    ) -> None:  # fmt: skip
+        """verify: compare checksums on a read. direct_writes: past the kernel's cache, where that is possible."""
         self.folder = folder
         self.index = DiskIndex()
         self.tally = Tally()
         self.room = DiskRoom(folder, self.index, quota_bytes, free_floor_bytes, self.tally)
-        self.verify = verify
+        self.verify, self.direct_writes = verify, direct_writes
         self.io_threads = io_threads
         self.readers = ThreadPoolExecutor(io_threads, "l3-read")
         self.writers = ThreadPoolExecutor(io_threads, "l3-write")
@@ -219,7 +221,8 @@ class HashFilePages(ModelPages):
             if not store.index.knows(key) and path.exists():  # another instance's, newer than the last scan
                 store.index.add(key, allocated_bytes(path.stat()))
                 return True
-            store.room.store(key, size, lambda: write_page(path, self._layout, digest, page, checksums, own))
+            write = partial(write_page, path, self._layout, digest, page, checksums, own, direct=store.direct_writes)
+            store.room.store(key, size, write)
         except (OSError, StorageError) as error:
             store.tally.note("dropped", error)
             return False

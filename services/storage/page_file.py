@@ -3,7 +3,8 @@
     | magic | version | header bytes | model fingerprint | digest | page bytes | units | CRC32C of each unit | CRC32C |
 
 The last field covers the header before it. Both are read and written with one system call each, straight from and
-into the host pool: through aiofiles the same page takes three to five times as long.
+into the host pool: through aiofiles the same page takes three to five times as long. The header ends on a block of the
+file system, so that the page begins on one.
 """
 
 import contextlib
@@ -19,13 +20,13 @@ import numpy as np
 
 from kernels.checksum import crc32c, crc32c_units
 from services.storage import test_hooks
+from services.storage.direct_io import BLOCK, block_buffer, fits, forget_last_block, in_cache, move_direct
 from shared.errors import StorageError
 from shared.geometry import PageGeometry
 from shared.segments import Checksums
 
 MAGIC = b"KVTIDEPG"
 VERSION = 1
-BLOCK = 4096  # the header ends on a block of the file system, so that the page begins on one
 FIXED = struct.Struct("<8sII32s32sQQ")
 FIELDS = ("magic", "version", "header bytes", "model fingerprint", "digest", "page bytes", "units")
 CHECK = struct.Struct("<I")
@@ -65,7 +66,7 @@ class PageFormat:
         head = head.ljust(self.header_bytes - CHECK.size, b"\0")
         return head + CHECK.pack(crc32c(head))
 
-    def checksums_in(self, header: bytes | bytearray, digest: bytes) -> Checksums:
+    def checksums_in(self, header: bytes | memoryview, digest: bytes) -> Checksums:
         """The table of a header. Raises CorruptPageError naming the field that is wrong."""
         found, wanted = FIXED.unpack_from(header), FIXED.unpack(self._fixed(digest))
         for field, value, want in zip(FIELDS, found, wanted, strict=True):
@@ -99,7 +100,7 @@ def read_page(path: Path, layout: PageFormat, digest: bytes, page: memoryview, *
     Raises CorruptPageError, or OSError (FileNotFoundError for a page that isn't there).
     """
     test_hooks.before_read()
-    header = bytearray(layout.header_bytes)
+    header = block_buffer(layout.header_bytes)
     file = os.open(path, OPEN_TO_READ)
     try:
         status = os.fstat(file)
@@ -107,8 +108,12 @@ def read_page(path: Path, layout: PageFormat, digest: bytes, page: memoryview, *
             raise CorruptPageError("it is no regular file")
         if status.st_size != layout.file_bytes:
             raise CorruptPageError(f"the file has {status.st_size} bytes instead of {layout.file_bytes}")
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)  # a cold page in one request instead of small ones
-        _whole(os.preadv, file, [memoryview(header), page])
+        cached = in_cache(file, layout.file_bytes)
+        if not cached and _direct(os.preadv, file, [header, page]):
+            forget_last_block(file, layout.file_bytes)
+        else:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)  # a cold page in one request instead of small ones
+            _whole(os.preadv, file, [header, page])
         if time.time() - status.st_mtime > TOUCH_AFTER_S:
             with contextlib.suppress(PermissionError):  # another user's file in a shared folder
                 os.utime(file)
@@ -120,8 +125,12 @@ def read_page(path: Path, layout: PageFormat, digest: bytes, page: memoryview, *
     return checksums
 
 
-def write_page(path: Path, layout: PageFormat, digest: bytes, page: memoryview, checksums: Checksums, own: str) -> int:
+def write_page(
+    path: Path, layout: PageFormat, digest: bytes, page: memoryview, checksums: Checksums, own: str, *, direct: bool
+) -> int:
     """Write a page under a temporary name that ends in `own`, then give it its name. Returns the bytes it takes.
+
+    direct: past the kernel's cache, where that is possible.
 
     The temporary file is locked while its writer lives: see `disk_scan`. Raises OSError, and leaves nothing then.
     """
@@ -135,7 +144,10 @@ def write_page(path: Path, layout: PageFormat, digest: bytes, page: memoryview, 
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.posix_fallocate(file, 0, layout.file_bytes)
-        _whole(os.pwritev, file, [memoryview(layout.header(digest, checksums)), page])
+        header = block_buffer(layout.header_bytes)
+        header[:] = layout.header(digest, checksums)
+        if not direct or not _direct(os.pwritev, file, [header, page]):
+            _whole(os.pwritev, file, [header, page])
         temporary.rename(path)
         return allocated_bytes(os.fstat(file))
     except (OSError, StorageError):
@@ -148,6 +160,11 @@ def write_page(path: Path, layout: PageFormat, digest: bytes, page: memoryview, 
 def allocated_bytes(status: os.stat_result) -> int:
     """Bytes that a file takes on its disk; its length where compression hides that."""
     return max(status.st_blocks * 512, status.st_size)
+
+
+def _direct(move: Callable[[int, list[memoryview], int], int], file: int, buffers: list[memoryview]) -> bool:
+    """`_whole`, past the kernel's cache. False when that is impossible here."""
+    return fits(buffers) and move_direct(lambda: _whole(move, file, list(buffers)), file)
 
 
 def _whole(move: Callable[[int, list[memoryview], int], int], file: int, buffers: list[memoryview]) -> None:
