@@ -92,7 +92,10 @@ def _parser() -> argparse.ArgumentParser:
     core = _add(benches, "core", _core, "the scheduler's core against SGLang's trees", json=True)
     core.add_argument("--peers", type=Path, required=True, metavar="FOLDER", help="made by bench/peers/setup FOLDER")
     for name, text in BENCHES.items():
-        _add(benches, name, _bench, text, json=True).set_defaults(bench=name)
+        each = _add(benches, name, _bench, text, json=True)
+        each.set_defaults(bench=name)
+        if name == "storage":
+            each.add_argument("--peers", type=Path, metavar="FOLDER", help="made by bench/peers/setup FOLDER")
     return parser
 
 
@@ -225,7 +228,8 @@ async def _bench(options: argparse.Namespace, config: Config) -> int:
 
     module = importlib.import_module(f"kvtide.bench.{options.bench}")
     with reporter(console(stderr=options.json)) as progress:
-        rows = await module.measure(config, progress.say)
+        peers = {"peers": options.peers} if "peers" in options else {}
+        rows = await module.measure(config, progress.say, **peers)
     return report(options.bench, rows, options.json)
 
 

@@ -21,12 +21,13 @@ class PeerError(KvtideError):
 class Peer:
     """`with Peer(...) as peer`: the process ends with the block."""
 
-    def __init__(self, folder: Path, version: str, prompts: Path) -> None:
+    def __init__(self, folder: Path, version: str, prompts: Path, jobs: Path = JOBS) -> None:
+        """folder: made by bench/peers/setup. prompts: the folder that `jobs`, a program beside JOBS, works in."""
         python, wheel = folder / "venv" / "bin" / "python", folder / version
         if not python.exists() or not wheel.exists():
             raise PeerError(f"{folder} has no {version}; run: bench/peers/setup {folder}")
-        command = [str(python), str(JOBS), str(wheel), str(prompts)]
-        self._name = version
+        command = [str(python), str(jobs), str(wheel), str(prompts)]
+        self._name, self._jobs = version, jobs
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=prompts
         )
@@ -47,7 +48,7 @@ class Peer:
         try:
             print(json.dumps([function, workload, arguments]), file=self._process.stdin, flush=True)
         except BrokenPipeError:
-            raise PeerError(f"{self._name} has ended before {function} {arguments}; run {JOBS} by hand") from None
+            raise PeerError(f"{self._name} has ended before {function} {arguments}; run {self._jobs} by hand") from None
         return float(self._answer(JOB_TIMEOUT_S))
 
     def _answer(self, timeout_s: float) -> Any:
@@ -56,5 +57,5 @@ class Peer:
             raise PeerError(f"{self._name} was silent for {timeout_s:.0f} s; is the machine busy?")
         line = self._process.stdout.readline()
         if not line:
-            raise PeerError(f"{self._name} has ended; run {JOBS} by hand to see why")
+            raise PeerError(f"{self._name} has ended; run {self._jobs} by hand to see why")
         return json.loads(line)

@@ -103,7 +103,7 @@ class Ghosts:
 
 
 class Because:
-    """The block of `Ghosts.because`. A class, as each eviction enters it: a generator would take three times as long."""
+    """The block of `Ghosts.because`. Each eviction enters it: a generator would take three times as long."""
 
     __slots__ = ("_before", "_fate", "_ghosts")
 
