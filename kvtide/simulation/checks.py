@@ -1,5 +1,6 @@
 """What must hold during a run, and at its end."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kvtide.simulation.content import Slot, of_rank, root, walk
@@ -9,9 +10,13 @@ from shared.packed import pack, unpack
 
 if TYPE_CHECKING:
     from kvtide.simulation.process import Process
+    from kvtide.simulation.segment import Segment
     from kvtide.simulation.storage import SimStorage
+    from kvtide.simulation.worker import SimWorker
     from kvtide.simulation.world import World
+    from services.scheduler.core.core import Core
     from services.scheduler.core.node import Node
+    from services.scheduler.core.pages import PagePool
 
 
 def is_quiet(world: "World") -> bool:
@@ -73,6 +78,33 @@ def check_end(world: "World") -> None:
     _check_hits(world)
     if world.shell.subscriber is not None:
         world.shell.subscriber.check(core)
+
+
+def check_progress(world: "World", core: "Core") -> None:
+    """The oldest request always gets on: where a group is ready and requests wait, something is in flight."""
+    if core.requests.all and core.state.ready and not core.state.operations.table and not core.superseded:
+        world.fail(f"requests wait for nothing: {unfinished(world)}")
+
+
+def check_device_use(worker: "SimWorker", pages: Iterable[int]) -> None:
+    """A step or copy touches device pages now: none may be free, whoever has given it up (design: Fence)."""
+    core = worker.world.shell.core
+    known = core.peers.workers.get(worker.rank)
+    if known is not None and known.key == worker.key and not core.state.device.dead:
+        _check_use(worker.world, "device", core.state.device, pages)
+
+
+def check_host_use(world: "World", segment: "Segment", pages: Iterable[int]) -> None:
+    """The same for host pages."""
+    for pool in world.shell.core.host.pools.values():
+        if pool.segment_epoch == segment.info.epoch:
+            _check_use(world, "host", pool, pages)
+
+
+def _check_use(world: "World", name: str, pool: "PagePool", pages: Iterable[int]) -> None:
+    free = set(pool.free_pages().tolist()).intersection(pages)
+    if free and world.shell.alive:
+        world.fail(f"{name} pages {sorted(free)} are free, and still written or read")
 
 
 def _check_hits(world: "World") -> None:

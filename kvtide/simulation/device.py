@@ -35,6 +35,10 @@ class Device:
         """Pages that the item's tokens may be written to."""
         return {*unpack(item.pages).tolist(), *self._table.get(item.row, [])[-1:]}
 
+    def pages_of(self, item: StepItem) -> list[int]:
+        """Pages that hold the row up to the item's last token."""
+        return self._table.get(item.row, [])[: -(-(item.start + count_tokens(item)) // self._size)]
+
     def write_row(self, item: StepItem) -> bool:
         """Update the item's page table. False when an earlier step of the row is missing: nothing may be computed.
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kvtide.simulation.checks import check_device_use, check_host_use
 from kvtide.simulation.clock import Action
 from kvtide.simulation.content import checksum
 from kvtide.simulation.segment import Segment
@@ -35,6 +36,7 @@ def step_job(worker: "SimWorker", epoch: int, message: RunStep, loads: list[Job]
             reason, spoil = "error", rng.random() < 0.5
 
     def compute() -> None:
+        check_device_use(worker, (page for item in message.items for page in device.pages_of(item)))
         for item, root in zip(message.items, roots, strict=True):
             if reason:
                 device.fail(item, spoil=spoil)
@@ -60,6 +62,8 @@ def write_job(worker: "SimWorker", epoch: int, message: WritePages, segment: Seg
     failed = _fails(worker, worker.world.plan.fail_copy)
 
     def copy(positions: range) -> None:
+        check_device_use(worker, device[positions.start : positions.stop])
+        check_host_use(worker.world, segment, host[positions.start : positions.stop])
         for position in positions:
             content = worker.device.read(device[position])
             segment.content[worker.rank][host[position]] = content
@@ -85,6 +89,8 @@ def load_job(worker: "SimWorker", epoch: int, message: LoadPages, segment: Segme
     failed = _fails(worker, worker.world.plan.fail_copy)
 
     def copy(positions: range) -> None:
+        check_device_use(worker, device[positions.start : positions.stop])
+        check_host_use(worker.world, segment, host[positions.start : positions.stop])
         for position in positions:
             name, content = segment.names.get(host[position]), segment.content[worker.rank][host[position]]
             if name is None or name.digest != message.digests[position * DIGEST_BYTES :][:DIGEST_BYTES]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvtide.simulation.checks import check_host_use
 from kvtide.simulation.content import PageContent, checksum
 from kvtide.simulation.process import Process
 from kvtide.simulation.segment import Name, Segment
@@ -270,6 +271,7 @@ class SimStorage(Process):
                 done = PrefetchDone(message.op_id, pack(transfer.named), corrupt, 0.0)
                 self._end(transfer, done if transfer.named else self._failed(message.op_id, "error"))
                 return
+            check_host_use(self.world, segment, pages[first : first + BATCH])
             for at in range(first, min(first + BATCH, len(pages))):
                 digest = message.digests[32 * at : 32 * at + 32]
                 stored = self.store.get(digest)
@@ -299,6 +301,7 @@ class SimStorage(Process):
                 done = ArchiveDone(message.op_id, pack(there), 0.0)
                 self._end(transfer, Cancelled(message.op_id, RANK, b"") if transfer.stop else done)
                 return
+            check_host_use(self.world, segment, pages[first : first + BATCH])
             for at in range(first, min(first + BATCH, len(pages))):
                 digest = message.digests[32 * at : 32 * at + 32]
                 name = segment.names.get(pages[at])

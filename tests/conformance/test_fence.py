@@ -22,6 +22,7 @@ from shared.messages.worker import (
     RunStep,
     SegmentDropped,
     SegmentMapped,
+    StepDone,
     WritePages,
 )
 from shared.packed import unpack
@@ -144,6 +145,19 @@ def test_a_request_in_mid_step_is_computed_again_by_the_new_worker() -> None:
     assert core.ended[request].usage.completion_tokens == 4
     assert [token for owner, token in core.emitted if owner == request] == [7, 7, 7, 7]
     core.nothing_left()
+
+
+def test_pages_of_a_running_step_stay_taken_when_the_fence_drops_the_step_behind_it() -> None:
+    core = Harness(host=0, max_steps=2)
+    core.submit(PROMPT, max_tokens=3)
+    running, behind = core.take(RunStep), core.take(RunStep)
+    core.lose(core.worker)
+    core.feed(PeerUp(core.worker, core.worker_hello))
+    free = core.core.state.device.available
+    core.answer(core.worker, Cancelled(behind.op_id, 0, b""))
+    assert core.core.state.device.available == free
+    core.answer(core.worker, StepDone(running.op_id, 0, [], 0.0))
+    assert core.core.state.device.available == core.core.state.device.total
 
 
 def test_after_a_cancelled_step_the_whole_page_list_is_sent_again() -> None:

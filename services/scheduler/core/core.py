@@ -171,7 +171,7 @@ class Core:
             self.state.operations.fail(operation)
             self._deal_with_failures()
         if isinstance(operation, Step):
-            self.steps.settle(operation)
+            self.steps.forget(operation)
         if operation.lock is not None:
             if isinstance(operation, Write | Load) and not operation.failed:
                 self.state.operations.fail(operation)

@@ -8,7 +8,7 @@ in doubt, and its pages are quarantined (design: Fence).
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from services.scheduler.core.events import PeerKey, Send
 from services.scheduler.core.ghosts import NO_FATE, Fate
@@ -133,16 +133,38 @@ class Archive(PinsHostPages):
     blocks: "list[BlockStored]" = field(default_factory=list)  # for KV events
 
 
+class Held(NamedTuple):
+    """What a request had whose step is in doubt."""
+
+    request: "Request"
+    attempt: int
+    pages: Pages  # its own
+    lock: "Lock | None"
+
+
 @dataclass(eq=False, kw_only=True)
 class Step(Operation):
     """RunStep. In doubt it holds what its requests had: their own pages and their locks."""
 
+    held: "list[Held]" = field(default_factory=list)
     requests: "list[tuple[Request, int, int, bool]]" = field(default_factory=list)  # (.., attempt, tokens, samples)
     results: "list[Sampled]" = field(default_factory=list)  # of the first rank
     error: str = ""  # of a rank that failed
-    device_pages: list[Pages] = field(default_factory=list)
-    locks: "list[Lock]" = field(default_factory=list)
     timeout_s: float = STEP_TIMEOUT_S
+
+    @property
+    def device_pages(self) -> list[Pages]:
+        """Of what it holds."""
+        return [each.pages for each in self.held]
+
+    @property
+    def locks(self) -> "list[Lock]":
+        """The same."""
+        return [each.lock for each in self.held if each.lock is not None]
+
+    def names(self, request: "Request", attempt: int) -> bool:
+        """Does it compute tokens of this attempt?"""
+        return any(each is request and number == attempt for each, number, _, _ in self.requests)
 
 
 @dataclass(eq=False, kw_only=True)

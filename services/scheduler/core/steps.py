@@ -5,7 +5,7 @@ from collections import defaultdict
 
 from services.scheduler.core.device_memory import DeviceMemory
 from services.scheduler.core.events import PeerKey
-from services.scheduler.core.operations import Step
+from services.scheduler.core.operations import Held, Step
 from services.scheduler.core.request import Request, RequestState
 from services.scheduler.core.requests import Requests
 from services.scheduler.core.settings import MAX_STEP_FAILURES
@@ -61,8 +61,7 @@ class Steps:
     def _overtook(self, step: Step, request: Request, attempt: int) -> bool:
         """Has an earlier step of the request no answer yet? Then one of its messages was lost, or it ran too late."""
         return request.in_flight > 0 and any(
-            other.op_id < step.op_id and (request, attempt) in [(r, a) for r, a, _, _ in other.requests]
-            for other in self._state.operations.live(Step)
+            other.op_id < step.op_id and other.names(request, attempt) for other in self._state.operations.live(Step)
         )
 
     def _emit(self, request: Request, result: Sampled) -> Emission:
@@ -100,31 +99,34 @@ class Steps:
                 request.rewind()
 
     def in_doubt(self, step: Step) -> None:
-        """The worker is lost in mid-step: the last step that names a request keeps its pages and lock."""
+        """The worker is lost in mid-step: the step keeps its requests' pages and locks."""
         for request, attempt, _, _ in step.requests:
-            if request.attempt != attempt:
-                continue
-            holder = max(
-                (
-                    other
-                    for other in [*self._state.operations.table.values(), step]
-                    if isinstance(other, Step) and (request, attempt) in [(r, a) for r, a, _, _ in other.requests]
-                ),
-                key=lambda other: other.op_id,
-            )
-            holder.device_pages.append(request.own_pages)
-            if request.lock is not None:
-                holder.locks.append(request.lock)
-            self._requests.abandon(request)
+            if request.attempt == attempt:
+                step.held.append(Held(request, attempt, request.own_pages, request.lock))
+                self._requests.abandon(request)
 
     def settle(self, step: Step) -> None:
-        """No worker touches the pages of a step in doubt any more."""
-        for pages in step.device_pages:
-            self._state.device.free(pages)
-        for lock in step.locks:
-            self._state.unlock(lock)
-        step.device_pages.clear()
-        step.locks.clear()
+        """No worker touches the pages of a step in doubt any more, unless another step of the request is in flight:
+        a fence drops a step that hasn't begun before it ends the one that runs."""
+        steps = [each for each in self._state.operations.table.values() if isinstance(each, Step) and each is not step]
+        held, step.held = step.held, []
+        for each in held:
+            heir = next((other for other in steps if other.names(each.request, each.attempt)), None)
+            if heir is not None:
+                heir.held.append(each)
+            else:
+                self._release(each)
+
+    def forget(self, step: Step) -> None:
+        """The device memory is gone, whoever still computes."""
+        held, step.held = step.held, []
+        for each in held:
+            self._release(each)
+
+    def _release(self, held: Held) -> None:
+        self._state.device.free(held.pages)
+        if held.lock is not None:
+            self._state.unlock(held.lock)
 
 
 def _end_reason(request: Request, token: int) -> str | None:
