@@ -30,6 +30,8 @@ FaultKind = Literal[
 EVICTIONS: tuple[Any, ...] = get_args(get_type_hints(CoreSettings)["eviction"])
 FAULT_KINDS: tuple[FaultKind, ...] = FaultKind.__args__  # type: ignore[attr-defined]
 
+DURING = ("", "", "Step", "Write", "Load", "Prefetch", "Archive")  # in whose midst faults are found that matter most
+WAIT_S = 5.0  # until a fault strikes though nothing of its kind is in flight
 
 POLICIES: list[WritePolicy] = [
     "write_through", "write_through", "write_through_selective", "write_back", "write_back",
@@ -44,6 +46,12 @@ class Fault:
     kind: FaultKind
     seconds: float  # how long it lasts (a killed process is away that long)
     target: int = 0  # which of the workers or storages
+    during: str = ""  # a kind of operation: strike when one is in flight, at most WAIT_S late; "" = don't wait
+
+    @property
+    def end(self) -> float:
+        """When it is over at the latest."""
+        return self.at + self.seconds + (WAIT_S if self.during else 0.0)
 
 
 @dataclass
@@ -84,7 +92,7 @@ class Plan:
     @cached_property
     def faults_end(self) -> float:
         """From then on everything works."""
-        return max([self.traffic_s, *self.joins, *(fault.at + fault.seconds for fault in self.faults)])
+        return max([self.traffic_s, *self.joins, *(fault.end for fault in self.faults)])
 
 
 def make_plan(seed: int) -> Plan:
@@ -109,7 +117,7 @@ def make_plan(seed: int) -> Plan:
         request_timeout_s=600.0,
         tp_size=rng.choice([1, 1, 1, 1, 2]),
         adoption=rng.random() < 0.9,
-        events=rng.random() < 0.2,
+        events=rng.random() < 0.5,
         explain=rng.random() < 0.3,
         forget_storage_s=rng.choice([600.0, 20.0]),
     )
@@ -130,7 +138,7 @@ def make_plan(seed: int) -> Plan:
         requests=rng.randint(6, 25),
         traffic_s=rng.choice([0.2, 1.0, 3.0, 10.0, 50.0]),
         families=rng.randint(2, 7),
-        l3_pages=rng.choice([12, 1000]),
+        l3_pages=rng.choice([8, 16, 1000]),
         stored=rng.choice([0.0, 0.6, 1.0]),
         abort_share=rng.choice([0.0, 0.1, 0.4]),
         beat_s=rng.choice([1.0, 5.0]),
@@ -183,4 +191,5 @@ def _add_faults(plan: Plan, rng: random.Random, trouble: int) -> None:
             seconds = min(seconds, 0.5)
         if kind == "cut_worker" and plan.max_steps > 1:  # a short one would lose one of two steps without a notice
             seconds = max(seconds, 5 * plan.beat_s)
-        plan.faults.append(Fault(rng.uniform(0.05, plan.traffic_s * 1.2), kind, seconds, rng.randrange(6)))
+        at = rng.uniform(0.05, plan.traffic_s * 1.2)
+        plan.faults.append(Fault(at, kind, seconds, rng.randrange(6), rng.choice(DURING)))

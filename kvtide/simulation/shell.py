@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvtide.simulation.checks import check_progress
 from kvtide.simulation.process import Pausable
 from kvtide.simulation.subscriber import Subscriber
 from services.scheduler.core.core import Core
@@ -97,6 +98,9 @@ class Shell(Pausable):
                 world.note(f"      {command.peer.identity} <-- {command.message!r}")
             self._send(command.peer, command.message)
         check_integrity(self.core)
+        check_progress(world, self.core)
+        if world.first.armed:
+            world.first.strike_armed()
         if self.subscriber is not None:
             self.subscriber.take(self.core.events)
         if isinstance(event, Received) and isinstance(event.message, Superseded) and not self.core.superseded:

@@ -10,7 +10,7 @@ from kvtide.simulation.clock import Clock
 from kvtide.simulation.content import checksum, of_rank, root, spoil, walk
 from kvtide.simulation.gateway import Ask, SimGateway, Traffic
 from kvtide.simulation.network import Network
-from kvtide.simulation.plan import Fault, Plan, make_replica
+from kvtide.simulation.plan import WAIT_S, Fault, Plan, make_replica
 from kvtide.simulation.process import Pausable
 from kvtide.simulation.segment import Segment, geometry
 from kvtide.simulation.shell import Shell
@@ -58,6 +58,7 @@ class World:
         self.stall_s = 0.0  # how much longer a copy takes that begins now
         self.failing_l3 = False
         self.refusing: set[str] = set()  # storages that open no segment
+        self.armed: list[Fault] = []  # that strike when an operation of their kind is in flight
         self._log = log
         self._epochs = 1000
         self.network: Network = Network(self, plan)
@@ -133,7 +134,7 @@ class World:
             for number in range(world.plan.requests):
                 self.clock.after(world._arrival(number), world._arrive)
         for fault in self.plan.faults:
-            self.clock.after(fault.at, lambda fault=fault: self._strike(fault))
+            self.clock.after(fault.at, self._arm, fault)
         limit = self.plan.faults_end + SETTLE_S
         clock, peace = self.clock, self.plan.faults_end
         while clock.now < peace or not self._is_over():
@@ -161,12 +162,37 @@ class World:
 
     # --- faults -------------------------------------------------------------------------------------------------
 
+    def _arm(self, fault: Fault) -> None:
+        """The fault's time has come: it strikes now, or in the midst of the next operation of its kind."""
+        if fault.during:
+            self.armed.append(fault)
+            self.clock.after(WAIT_S, self._strike_late, fault)
+        else:
+            self._strike(fault)
+
+    def strike_armed(self) -> None:
+        """A scheduler has sent commands: has a fault waited for one of them?"""
+        for fault in list(self.armed):
+            table = self._target(fault).shell.core.state.operations.table
+            if any(type(operation).__name__ == fault.during for operation in table.values()):
+                self.armed.remove(fault)
+                self.seen[f"fault during {fault.during}"] += 1
+                self.clock.after(self.rng.uniform(0.0, self.plan.copy_s), self._strike, fault)
+
+    def _strike_late(self, fault: Fault) -> None:
+        if fault in self.armed:
+            self.armed.remove(fault)
+            self._strike(fault)
+
     def _strike(self, fault: Fault) -> None:
         """A fault of storages hits them in both worlds, another one the world of its target."""
         self.note(f"*** {fault.kind} for {fault.seconds} s")
         self.seen[fault.kind] += 1
-        for world in self.worlds if fault.kind in OF_STORAGES else [self.worlds[fault.target // 3 % len(self.worlds)]]:
+        for world in self.worlds if fault.kind in OF_STORAGES else [self._target(fault)]:
             world._suffer(fault)
+
+    def _target(self, fault: Fault) -> "World":
+        return self.worlds[fault.target // 3 % len(self.worlds)]
 
     def _suffer(self, fault: Fault) -> None:
         action, _, part = fault.kind.partition("_")

@@ -159,7 +159,7 @@ MUTANTS = [
                 f"{PEERS}/storage.py",
                 "        transfer = self._transfer(message.op_id)\n        corrupt = 0\n",
                 "        transfer = self._transfer(message.op_id)\n        corrupt = 0\n"
-                "        self.begun = dict(zip(pages, split_digests(message.digests), strict=True))\n",
+                "        self.begun |= dict(zip(pages, split_digests(message.digests), strict=True))\n",
             ),
         ],
     ),
@@ -311,6 +311,18 @@ MUTANTS = [
         f"{CORE}/core.py",
         "isinstance(operation, Write | Load) and not operation.failed",
         "isinstance(operation, Write) and not operation.failed",
+    ),
+    Mutant(
+        "past: an archive's old answer counts",
+        [Edit(f"{CORE}/archive.py", "set(unpack(stored).tolist()) - gone", "set(unpack(stored).tolist())")],
+        test="tests/conformance/test_events.py::"
+        "test_tier_10_an_archive_s_answer_that_comes_after_its_pages_were_dropped_stores_nothing",
+    ),
+    _one(
+        "past: a step's pages go with the step behind it",
+        f"{CORE}/steps.py",
+        "            if heir is not None:\n",
+        "            if False:\n",
     ),
     _one(
         "past: waiting lookups keep device memory locked",

@@ -27,6 +27,7 @@ class Mutant(NamedTuple):
     name: str
     edits: Sequence[Edit]
     start: int = 0  # the first seed that is tried
+    test: str = ""  # that finds it, where seeds seldom reach it; "" = seeds do
 
 
 def planted(path: Path, source: str, edits: Sequence[Edit]) -> str:
