@@ -122,6 +122,7 @@ FAMILIES = {
     "transfer_bytes_total": Family("counter", "Bytes moved between tiers.", MOVE),
     "transfer_seconds_total": Family("counter", "Seconds spent on moving them.", MOVE),
     "transfer_bandwidth_bytes_per_second": Family("gauge", "Bytes over seconds since the process started.", MOVE),
+    "storage_latency_seconds": Family("histogram", "Batches of up to 8 pages read from or written to L3.", MOVE),
     "dropped_pages_total": Family("counter", "Pages that were not moved, by reason.", (*MOVE, "reason")),
     "corrupt_pages_total": Family("counter", "Pages whose checksum was wrong when they were read.", TIER),
     "faults_total": Family("counter", "What went wrong and was survived.", ("kind", "peer")),
@@ -249,12 +250,24 @@ class StatusPage:
         for name, value in stats.items():
             self._by_rule(STAT_RULES, name, value, identity)
         for name, move in MOVES.items():
+            self._latency(name, {"operation": move, "peer": identity}, stats)
             if seconds := stats.get(f"{name}_seconds"):
-                bandwidth = stats[f"{name}_bytes"] / seconds
+                bandwidth = stats.get(f"{name}_bytes", 0) / seconds
                 self._add("transfer_bandwidth_bytes_per_second", bandwidth, move, peer=identity)
         if quota := stats.get("l3_quota_bytes"):
             self._add("kv_cache_usage_perc", stats.get("l3_bytes", 0) / quota, "storage", peer=identity)
         return stats
+
+    def _latency(self, name: str, labels: dict[str, str], stats: Mapping[str, Any]) -> None:
+        if f"{name}_batches" in stats:
+            metric, batches = "kvtide:storage_latency_seconds", stats[f"{name}_batches"]
+            upto = {bound: value for key, value in stats.items() if (bound := key.removeprefix(f"{name}_le_")) != key}
+            self._samples["storage_latency_seconds"] += [
+                *(sample(f"{metric}_bucket", value, labels | {"le": bound}) for bound, value in upto.items()),
+                sample(f"{metric}_bucket", batches, labels | {"le": "+Inf"}),
+                sample(f"{metric}_sum", stats.get(f"{name}_seconds", 0), labels),
+                sample(f"{metric}_count", batches, labels),
+            ]
 
     def _pool(self, tier: str, peer: str, pool: Mapping[str, Any], stats: Mapping[str, Any]) -> None:
         for state, pages in pool.items():

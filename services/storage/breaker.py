@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from services.storage.backend import Backend, BatchRead, ModelPages, StoreLostError
+from services.storage.latency import Latency
 from services.storage.none_backend import NoPages
 from shared.errors import StorageError
 from shared.geometry import PageGeometry
@@ -105,6 +106,8 @@ class BreakerBackend(Backend):
     def __init__(self, inner: Backend, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.inner = inner
         self.breaker = Breaker(timeout_s, clock)
+        self.gets = Latency("l3_get", clock)
+        self.sets = Latency("l3_set", clock)
 
     async def start(self) -> None:
         """A store that isn't there yet is detached from the beginning."""
@@ -119,7 +122,8 @@ class BreakerBackend(Backend):
         return self.inner.info
 
     async def of_model(self, model_fingerprint: bytes, geometry: PageGeometry) -> "BreakerPages":
-        return BreakerPages(await self.inner.of_model(model_fingerprint, geometry), self.breaker)
+        inner = await self.inner.of_model(model_fingerprint, geometry)
+        return BreakerPages(inner, self.breaker, self.gets, self.sets)
 
     async def refresh(self) -> None:
         breaker = self.breaker
@@ -142,6 +146,8 @@ class BreakerBackend(Backend):
         breaker = self.breaker
         return {
             **self.inner.stats(),
+            **self.gets.stats(),
+            **self.sets.stats(),
             "l3_attached": int(breaker.attached),
             "l3_failures": breaker.failures,
             "l3_detached": breaker.detached,
@@ -155,9 +161,11 @@ class BreakerBackend(Backend):
 class BreakerPages(ModelPages):
     """One model's pages: those of the store while it is attached, else none."""
 
-    def __init__(self, inner: ModelPages, breaker: Breaker) -> None:
+    def __init__(self, inner: ModelPages, breaker: Breaker, gets: Latency, sets: Latency) -> None:
         self._inner = inner
         self._breaker = breaker
+        self._gets = gets
+        self._sets = sets
         self._none = NoPages()
 
     async def batch_exists(self, digests: Sequence[bytes]) -> int:
@@ -167,7 +175,9 @@ class BreakerPages(ModelPages):
         self, digests: Sequence[bytes], buffers: Sequence[memoryview], stop: threading.Event
     ) -> BatchRead:
         misses = BatchRead([None] * len(digests), 0, len(digests))
-        return await self._breaker.guard(self._pages().batch_get(digests, buffers, stop), misses, _why_failed)
+        pages = self._pages()
+        read = self._timed(self._gets, pages, pages.batch_get(digests, buffers, stop))
+        return await self._breaker.guard(read, misses, _why_failed)
 
     async def batch_set(
         self,
@@ -176,7 +186,8 @@ class BreakerPages(ModelPages):
         checksums: Sequence[Checksums],
         stop: threading.Event,
     ) -> list[bool]:
-        stored = self._pages().batch_set(digests, buffers, checksums, stop)
+        pages = self._pages()
+        stored = self._timed(self._sets, pages, pages.batch_set(digests, buffers, checksums, stop))
         # Behind other writes to a slow disk it may be late, and nobody waits for it.
         return await self._breaker.guard(stored, [False] * len(digests), may_queue=True)
 
@@ -188,6 +199,9 @@ class BreakerPages(ModelPages):
 
     def take_dropped(self) -> list[bytes]:
         return self._inner.take_dropped()
+
+    def _timed(self, latency: Latency, pages: ModelPages, work: Awaitable[T]) -> Awaitable[T]:
+        return latency.of(work) if pages is self._inner else work
 
     def _pages(self) -> ModelPages:
         if self._breaker.attached:

@@ -1,6 +1,7 @@
 """STORE-07: when a store is left alone, and when it is tried again."""
 
 import asyncio
+import threading
 from unittest import mock
 
 import pytest
@@ -129,3 +130,24 @@ async def test_store_07_an_error_of_ours_is_not_taken_for_the_stores() -> None:
 
     with pytest.raises(ValueError, match="a bug"):
         await Breaker(1.0).guard(wrong(), 0)
+
+
+async def test_metric_01_batches_of_a_store_are_timed_and_those_of_a_detached_one_are_not() -> None:
+    clock = Clock()
+    inner = mock.create_autospec(Backend, instance=True, stats=dict)
+
+    async def slow(*_: object) -> BatchRead:
+        clock.now_s += 0.02
+        return BatchRead([None], 0)
+
+    inner.of_model.return_value.batch_get = slow
+    backend = BreakerBackend(inner, 1.0, clock)
+    pages = await backend.of_model(b"model", mock.Mock())
+    for _ in range(3):
+        await pages.batch_get([b"d"], [memoryview(b"page")], threading.Event())
+    backend.breaker.detach("tried")
+    await pages.batch_get([b"d"], [memoryview(b"page")], threading.Event())
+    told = backend.stats()
+    assert told["l3_get_seconds"] == pytest.approx(0.06)
+    assert [told[f"l3_get_{name}"] for name in ("batches", "le_0.01", "le_0.03", "le_10")] == [3, 0, 3, 3]
+    assert told["l3_set_batches"] == 0
