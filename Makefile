@@ -19,7 +19,8 @@ demo: $(STAMP) ## start the stack with the default model and show what the tiers
 	$(BIN)/kvtide demo $(ARGS)
 
 serve: $(STAMP) ## serve the OpenAI API from this machine
-	$(BIN)/kvtide serve $(ARGS)
+	@echo "$(BIN)/kvtide serve $(ARGS)"
+	@$(BIN)/kvtide serve $(ARGS) || [ $$? = 130 ] # Ctrl-C is how it ends
 
 test: $(STAMP) ## run every test: unit, conformance, simulation, integration, faults (ARGS='-k name' for some)
 	$(BIN)/python -m pytest -n 2 $(ARGS)

@@ -49,7 +49,7 @@ def print_verdicts(verdicts: list[Verdict], console: Console) -> None:
             console.print(Text(f"{'':<{width + 5}}  -> {verdict.remedy}"), soft_wrap=True, highlight=False)
     ends = {
         "ok": "all is well: kvtide serve",
-        "warn": "the stack runs; the lines above say what it lacks",
+        "warn": "the stack can run; the lines that say warn tell what it lacks",
         "fail": "the stack can't run as configured: see the lines that say fail",
     }
     console.print(Text(ends[worst(verdicts)], style=STYLES[worst(verdicts)]), soft_wrap=True)

@@ -94,8 +94,8 @@ def leftovers(config: Config) -> Iterator[Verdict]:
     """Processes and segments of a run that was killed."""
     running = _holder(config)
     if running is not None:
-        remedy = f"stop it (kill {running}), or start another with --set run.name=ANOTHER --set gateway.port=0"
-        yield Verdict("warn", "earlier runs", f"the stack {config.run.name!r} runs: process {running}", remedy)
+        what = f"the stack {config.run.name!r} runs now (process {running}): kvtide status says how it is"
+        yield Verdict("ok", "earlier runs", f"{what}; another needs its own run.name and gateway.port")
         return
     orphans = list(_orphans(config.run_folder))
     if orphans:
