@@ -18,6 +18,7 @@ from shared.transport import Counters, Dealer, Decoder, decode_envelope, encode
 
 JOIN_S = 10.0  # until a storage that doesn't answer is given up; the scheduler asks again
 JOIN_RETRY_S = 0.2  # between two Joins
+TELL_AGAIN_S = 5.0  # that a session has ended, until the scheduler has it joined again: it does so within milliseconds
 
 log = logging.getLogger("kvtide.pages")
 
@@ -51,7 +52,8 @@ class PageLink:
     """One DEALER. `begin`, `post` and `end` may be called from any thread, the rest in the event loop."""
 
     def __init__(self, info: SegmentInfo, identity: str, epoch: int, on_lost: Callable[[], None]) -> None:
-        """identity and epoch: this process's. on_lost: called when the storage has ended the session."""
+        """identity and epoch: this process's. on_lost: called when the storage has ended the session, and again until
+        `join` is called."""
         self.joined: Joined | None = None  # what the storage said; None before, and once it has ended the session
         self.counters = Counters()
         self._info = info
@@ -66,21 +68,22 @@ class PageLink:
         self._answered = asyncio.Event()  # the storage has answered a Join
         self._joins = 0  # Joined that have come
         self._joining = False
+        self._tell_s: float | None = None  # when to say again that the session has ended
         self._closed = False
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._stay())]
 
-    async def join(self) -> None:
-        """Return once the storage says that it knows this process. What it said earlier doesn't count: it may have
+    async def join(self) -> Joined:
+        """Return what the storage says when it knows this process. What it said earlier doesn't count: it may have
         ended the session unheard. Raises SegmentError after JOIN_S."""
-        self._joining = True
+        self._joining, self._tell_s = True, None
         try:
-            await self._ask_to_join(self._joins)
+            return await self._ask_to_join(self._joins)
         finally:
             self._joining = False
 
-    async def _ask_to_join(self, joins: int) -> None:
+    async def _ask_to_join(self, joins: int) -> Joined:
         deadline = time.monotonic() + JOIN_S
-        while self._joins == joins:
+        while self._joins == joins or self.joined is None:
             if self._closed or time.monotonic() > deadline:
                 raise SegmentError(
                     f"{self._info.storage_id} doesn't take this worker at {self._info.pages_endpoint} within "
@@ -90,6 +93,7 @@ class PageLink:
             self._send(Join(self._identity))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._answered.wait(), JOIN_RETRY_S)
+        return self.joined
 
     def begin(self, make: Callable[[int], Message]) -> Request:
         """Send a request made from its number."""
@@ -124,6 +128,12 @@ class PageLink:
             await asyncio.sleep(self.joined.alive_s if self.joined else JOIN_RETRY_S)
             if self.joined:
                 self._send(Alive())
+            elif self._tell_s is not None and time.monotonic() >= self._tell_s:
+                self._tell_lost()
+
+    def _tell_lost(self) -> None:
+        self._tell_s = time.monotonic() + TELL_AGAIN_S
+        self._on_lost()
 
     async def _receive(self) -> None:
         while True:
@@ -153,7 +163,7 @@ class PageLink:
                 if was_joined:
                     log.warning("remote_session_lost storage=%s", self._info.storage_id)
                     if not self._joining:  # else the end of it is told
-                        self._on_lost()
+                        self._tell_lost()
             case _:
                 request = self._requests.get(message.request)
                 if request is not None:

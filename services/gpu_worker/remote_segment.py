@@ -54,9 +54,10 @@ class RemoteSegment:
         """The storage has ended the session, or never began it."""
         return self.link.joined is None
 
-    async def join(self) -> None:
-        """Begin a session, or see that the storage still has ours. Raises SegmentError when it can't be reached."""
-        await self.link.join()
+    async def join(self) -> int:
+        """Begin a session, or see that the storage still has ours; returns its number. Raises SegmentError when the
+        storage can't be reached."""
+        return (await self.link.join()).session
 
     def close(self) -> None:
         """Leave. No operation uses it any more."""

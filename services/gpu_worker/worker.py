@@ -178,8 +178,7 @@ class Worker:
 
     async def _join(self, command: MapSegment, segment: RemoteSegment, epoch: int) -> None:
         try:
-            await segment.join()
-            answer: Message = SegmentMapped(command.op_id, RANK)
+            answer: Message = SegmentMapped(command.op_id, RANK, await segment.join())
         except SegmentError as error:
             log.warning("not_joined op_id=%d error=%s", command.op_id, error)
             answer = _failed(command.op_id, "segment")

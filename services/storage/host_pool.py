@@ -116,7 +116,6 @@ class HostPool:
         gone = self._held.difference(held)
         self.exited += sorted(gone.union(exited), key=lambda holder: (holder.segment_epoch, holder.identity))
         self._held = set(held)
-        self.exited = [holder for holder in self.exited if holder not in self._held]  # a session may have begun anew
         epochs = {holder.segment_epoch for holder in held}
         self._stale = {epoch: size for epoch, size in self._stale.items() if epoch in epochs}
         for segment in self._replaced:

@@ -219,7 +219,7 @@ class Lease:
             for start in range(0, len(dropped), DROPPED_BATCH):
                 self._send(PagesDropped(b"".join(dropped[start : start + DROPPED_BATCH])))
             for holder in list(self.pool.exited):
-                if self._send(PeerExited(holder.identity, holder.epoch, holder.segment_epoch)):
+                if self._send(PeerExited(holder.identity, holder.epoch, holder.segment_epoch, holder.session)):
                     self.pool.exited.remove(holder)
                     self.pool.reported.append(holder)
                     log.info("holder_exited identity=%s epoch=%d", holder.identity, holder.epoch)

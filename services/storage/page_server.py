@@ -6,12 +6,15 @@ counterpart of the lock files beside a segment, and reach the scheduler in the s
 """
 
 import asyncio
+import itertools
 import logging
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from services.storage.operations import RefusedError
 from services.storage.page_server_requests import GRANT_S, Get, Put
@@ -68,6 +71,7 @@ class PageServer:
         self._router = Router(endpoint)
         self._decode = Decoder(ToPageServer)
         self._sessions: dict[str, Session] = {}  # by the socket's identity
+        self._numbers = itertools.count(1)  # of sessions
         self._busy = asyncio.Lock()  # a session isn't revoked while a page of it is copied
 
     async def run(self) -> None:
@@ -142,9 +146,10 @@ class PageServer:
             ):
                 self._revoke(other, "replaced")
         if peer not in self._sessions:
-            self._sessions[peer] = Session(holder, time.monotonic())
+            self._sessions[peer] = Session(replace(holder, session=next(self._numbers)), time.monotonic())
             log.info("remote_joined identity=%s epoch=%d", holder.identity, holder.epoch)
-        self._send(peer, envelope, Joined(window(segment), GRANT_S, ALIVE_S))
+        number = self._sessions[peer].holder.session
+        self._send(peer, envelope, Joined(window(segment), GRANT_S, ALIVE_S, number))
 
     def _revoke(self, peer: str, why: str) -> None:
         holder = self._sessions.pop(peer).holder

@@ -19,6 +19,7 @@ class Joined(Message, tag=True):
     window: int  # pages of one put that may be under way
     grant_s: float  # seconds for which a PutProgress allows pages to come, from its sending on
     alive_s: float  # seconds between two messages of the worker; five times that long a silence ends its session
+    session: int  # rises within the segment: its end, told late, isn't taken for a later one's
 
 
 class NotJoined(Message, tag=True):

@@ -34,6 +34,7 @@ class Holder(Message):
     identity: str  # name of the process, kept over restarts
     epoch: int  # ns since 1970
     segment_epoch: int  # ns since 1970
+    session: int = 0  # of the page server; 0 = it maps the segment
 
 
 class StorageHello(Message, tag=True):
@@ -75,6 +76,7 @@ class PeerExited(Message, tag=True):
     identity: str  # of the process
     epoch: int  # ns since 1970, of the process
     segment_epoch: int  # ns since 1970
+    session: int = 0  # that has ended; 0 = it mapped the segment
 
 
 class CommitPages(Message, tag=True):

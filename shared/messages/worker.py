@@ -32,6 +32,7 @@ class SegmentMapped(Message, tag=True):
 
     op_id: int  # of the MapSegment
     rank: int  # TP rank
+    session: int = 0  # of the page server; 0 = the segment is mapped
 
 
 class DropSegment(Message, tag=True):

@@ -86,6 +86,22 @@ def test_a_segment_that_a_worker_says_it_lost_is_mapped_again_before_it_is_used(
     assert core.core.state.counters["backup_pages"] > 0
 
 
+def test_the_end_of_a_session_told_late_is_not_the_end_of_the_one_after_it() -> None:
+    core = Harness(prefetch=False)
+    core.feed(PeerUp(core.worker, replace(core.worker_hello, mapped=[])))
+    core.fenced(core.worker)
+    core.answer(core.worker, SegmentMapped(core.take(MapSegment).op_id, 0, session=2))
+    core.submit(PROMPT)
+    core.step_done()
+    free = core.pool.available
+    core.answer(core.storage, PeerExited("worker-0", core.worker.epoch, SEGMENT, session=1))
+    assert core.pool.available == free, "the write under way belongs to the new session"
+    assert not core.pending(Fence)
+    core.answer(core.storage, PeerExited("worker-0", core.worker.epoch, SEGMENT, session=2))
+    assert core.pool.available > free
+    assert core.pending(Fence)
+
+
 def test_a_segment_that_a_worker_still_has_is_used_without_being_mapped_again() -> None:
     core = Harness(prefetch=False)
     core.lose(core.worker)

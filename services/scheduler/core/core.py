@@ -251,8 +251,10 @@ class Core:
                 self._supersede()
             case storage.PagesDropped(digests):
                 self.host.archiver.dropped(split_digests(digests))
-            case storage.PeerExited(identity, epoch, segment_epoch):
-                self._unmapped(PeerKey(identity, epoch), segment_epoch)
+            case storage.PeerExited(identity, epoch, segment_epoch, session):
+                exited = PeerKey(identity, epoch)
+                if not self.peers.has_joined_since(exited, segment_epoch, session):
+                    self._unmapped(exited, segment_epoch)
             case storage.PrefetchProgress(op_id, named):
                 operation = self.state.operations.table.get(op_id)
                 if isinstance(operation, Prefetch) and peer in operation.waiting:

@@ -44,7 +44,7 @@ class WorkerPeer:
     up: bool = True
     fenced: bool = False
     mapping: set[int] = field(default_factory=set)  # segment epochs whose MapSegment is sent
-    mapped: set[int] = field(default_factory=set)  # segment epochs
+    mapped: dict[int, int] = field(default_factory=dict)  # segment epoch -> session; 0 = shared memory
 
 
 @dataclass(eq=False)

@@ -48,7 +48,7 @@ class Peers:
         known = self.workers.get(hello.rank)
         if known is not None and known.key == key:
             known.up, known.fenced = True, False
-            known.mapped &= set(hello.mapped)
+            known.mapped = {epoch: session for epoch, session in known.mapped.items() if epoch in hello.mapped}
         else:
             if known is not None:
                 known.up = False
@@ -146,13 +146,18 @@ class Peers:
                 storage.lost_at = self._state.now
                 self._listener.storage_lost(key)
 
+    def has_joined_since(self, key: PeerKey, segment_epoch: int, session: int) -> bool:
+        """Does the process use the segment in a later session than this one? Then it fenced in between."""
+        mapped = (worker.mapped.get(segment_epoch, 0) for worker in self.workers.values() if worker.key == key)
+        return any(number > session for number in mapped)
+
     def unmapped(self, key: PeerKey, segment_epoch: int) -> None:
         """A storage has seen that the process maps a segment no more."""
         for storage in self.storages.values():
             storage.holders.discard((key, segment_epoch))
         for worker in self.workers.values():
             if worker.key == key and segment_epoch in worker.mapped:  # it wasn't told to: its process has ended
-                worker.mapped.discard(segment_epoch)
+                del worker.mapped[segment_epoch]
                 worker.fenced = False
                 self._withdraw_group()
                 self._fence(key)
@@ -186,7 +191,7 @@ class Peers:
                 self._release_all(storage, segment)
             return
         for worker in group:
-            if segment.epoch not in worker.mapping | worker.mapped:
+            if segment.epoch not in worker.mapping | worker.mapped.keys():
                 self._map(segment, worker)
         if all(segment.epoch in worker.mapped for worker in group):
             named, storage.named = storage.named, []
@@ -267,7 +272,7 @@ class Peers:
                 self._state.counters["map_failed"] += 1
                 self._retry(segment.storage_id)
             else:
-                worker.mapped.add(segment.epoch)
+                worker.mapped[segment.epoch] = getattr(message, "session", 0)
                 storage = self.storages.get(segment.storage_id)
                 if storage is not None:  # maybe a new process: then the segment is an old one's, to be dropped
                     storage.holders.add((worker.key, segment.epoch))
@@ -301,7 +306,7 @@ class Peers:
                 self.advance()
 
         storage.dropping.add(holder)
-        worker.mapped.discard(holder[1])
+        worker.mapped.pop(holder[1], None)
         message = DropSegment(self._state.operations.new_id(), storage.key.identity, holder[1])
         self._state.operations.start(Control(on_done=dropped), message, [worker.key])
 

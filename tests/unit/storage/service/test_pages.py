@@ -1,7 +1,6 @@
 """A storage with a page server: what it tells the scheduler, and a put that is too late."""
 
 import asyncio
-from collections import deque
 
 import pytest
 from msgspec.structs import replace
@@ -60,24 +59,29 @@ async def test_a_remote_worker_is_a_holder_until_it_leaves(config: Config, sched
         client = Client(segment.pages_endpoint, segment.epoch)
         assert isinstance(await client.ask(Join("worker-0")), Joined)
         hello = await scheduler.restart()
-        assert hello.holders == [Holder("worker-0", EPOCH, segment.epoch)]
+        assert hello.holders == [Holder("worker-0", EPOCH, segment.epoch, 1)]
         assert hello.segment == segment
         client.tell(Leave())
         exited = await scheduler.receive(lambda message: isinstance(message, PeerExited))
-        assert exited == PeerExited("worker-0", EPOCH, segment.epoch)
+        assert exited == PeerExited("worker-0", EPOCH, segment.epoch, 1)
         assert service.pages is not None
         assert service.pages.holders() == []
         client.close()
 
 
-async def test_an_exit_is_not_told_of_a_worker_that_has_joined_again(stack: Stack) -> None:
-    segment, lease = stack.scheduler.segment, stack.service.leases[0]
+async def test_a_session_s_end_is_told_though_the_worker_has_joined_again(stack: Stack) -> None:
+    segment = stack.scheduler.segment
     assert segment is not None
-    lease.pool.exited.append(Holder("worker-0", EPOCH, segment.epoch))  # seen, and not told yet
     client = Client(segment.pages_endpoint, segment.epoch)
-    assert isinstance(await client.ask(Join("worker-0")), Joined)
-    lease.watch()
-    assert lease.pool.reported == deque()
+    first = await client.ask(Join("worker-0"))
+    stack.service.leases[0].watch()  # sees it
+    client.tell(Leave())
+    second = await client.ask(Join("worker-0"))
+    assert isinstance(first, Joined)
+    assert isinstance(second, Joined)
+    assert second.session > first.session
+    exited = await stack.scheduler.receive(lambda message: isinstance(message, PeerExited))
+    assert exited == PeerExited("worker-0", EPOCH, segment.epoch, first.session)
     client.close()
 
 
