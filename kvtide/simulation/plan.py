@@ -3,11 +3,10 @@
 import random
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Literal, get_args
 
-from services.scheduler.core.settings import CoreSettings
+from services.scheduler.core.settings import CoreSettings, Eviction, WritePolicy
 
-WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 FaultKind = Literal[
     "kill_worker",
     "kill_storage",
@@ -27,8 +26,8 @@ FaultKind = Literal[
     "corrupt_host",
     "refuse_segment",
 ]
-EVICTIONS: tuple[Any, ...] = get_args(get_type_hints(CoreSettings)["eviction"])
-FAULT_KINDS: tuple[FaultKind, ...] = FaultKind.__args__  # type: ignore[attr-defined]
+EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
+FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 DURING = ("", "", "Step", "Write", "Load", "Prefetch", "Archive")  # in whose midst faults are found that matter most
 WAIT_S = 5.0  # until a fault strikes though nothing of its kind is in flight

@@ -159,7 +159,7 @@ def test_the_text_names_configuration_keys_that_exist() -> None:
     for page, code in inline(r"KVTIDE_[A-Z_]+(=.*)?"):
         name = code.partition("=")[0].removeprefix("KVTIDE_").lower()
         section, _, key = name.partition("_")
-        assert name in ("cache",) or key in KEYS[section], f"{page} names {code}"
+        assert name in ("cache", "compiled") or key in KEYS[section], f"{page} names {code}"
 
 
 @pytest.mark.parametrize(("example", "words"), all_commands("python"), ids=shown)

@@ -309,8 +309,8 @@ MUTANTS = [
     _one(
         "past: a load of the rank that stays is forgotten",
         f"{CORE}/core.py",
-        "isinstance(operation, Write | Load) and not operation.failed",
-        "isinstance(operation, Write) and not operation.failed",
+        "isinstance(operation, Write | Load) and operation.lock is not None",
+        "isinstance(operation, Write) and operation.lock is not None",
     ),
     Mutant(
         "past: an archive's old answer counts",

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from kvtide.simulation.run import run_seed
+from shared.compiled import VARIABLE
 
 SEEDS = 300
 CHUNK = 15  # seeds in one test: far below its deadline, even on a busy machine
@@ -23,10 +24,11 @@ def test_seeds_end_right_with_nothing_left_behind(start: int) -> None:
         assert not outcome.failure, f"seed {seed}: {outcome.failure}\n{outcome.where}"
 
 
-def test_seeds_replay_exactly_in_processes_with_different_hash_seeds() -> None:
+def test_seeds_replay_exactly_in_processes_with_different_hash_seeds_compiled_and_plain() -> None:
     script = """
 import hashlib
 from kvtide.simulation.run import run_seed
+from shared.compiled import VARIABLE
 for seed in range(54, 80):
     trace = []
     events = run_seed(seed, trace.append).events
@@ -35,9 +37,13 @@ for seed in range(54, 80):
 """
     traces = {
         subprocess.run(
-            [sys.executable, "-c", script], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True, timeout=100
+            [sys.executable, "-c", script],
+            env={"PYTHONHASHSEED": seed, VARIABLE: compiled},
+            capture_output=True,
+            check=True,
+            timeout=100,
         ).stdout
-        for seed in ("1", "2")
+        for seed, compiled in (("1", "1"), ("2", "0"))
     }
     assert len(traces) == 1
     lengths = [int(line.split()[0]) for line in traces.pop().splitlines()]

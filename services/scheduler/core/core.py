@@ -172,13 +172,12 @@ class Core:
             self._deal_with_failures()
         if isinstance(operation, Step):
             self.steps.forget(operation)
-        if operation.lock is not None:
-            if isinstance(operation, Write | Load) and not operation.failed:
-                self.state.operations.fail(operation)
-                self._deal_with_failures()
-            if operation.lock is not None:
-                lock, operation.lock = operation.lock, None
-                self.state.unlock(lock)
+        if isinstance(operation, Write | Load) and operation.lock is not None and not operation.failed:
+            self.state.operations.fail(operation)
+            self._deal_with_failures()
+        lock, operation.lock = operation.lock, None
+        if lock is not None:
+            self.state.unlock(lock)
         if isinstance(operation, Step | Control) and old in operation.waiting:
             self.state.operations.answered(operation.op_id, old)
 

@@ -6,13 +6,14 @@ nothing here. A node has at most one valid entry: the one that it carries.
 
 import heapq
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from services.scheduler.core.node import Node
 
 MIN_STALE = 64  # stale entries that are not worth a rebuild
 
+Leaf = TypeVar("Leaf")  # a Node, or a page of a shadow
 Key = tuple[int, ...]
 Order = Callable[["Node"], Key]
 
@@ -32,22 +33,22 @@ class Entry(NamedTuple):
 
     key: Key
     number: int  # breaks ties by age, so that nodes are never compared
-    node: "Node"
+    node: Any
 
 
-class LeafHeap:
+class LeafHeap(Generic[Leaf]):
     """Candidates of one tier; `slot` names the node's attribute that carries its valid entry."""
 
-    def __init__(self, slot: str, order: Order, evictable: Callable[["Node"], bool]) -> None:
+    def __init__(self, slot: str, order: Callable[[Leaf], Key], evictable: Callable[[Leaf], bool]) -> None:
         self._slot = slot
         self._order = order
         self._evictable = evictable
         self._heap: list[Entry] = []
         self._number = 0
         self._stale = 0
-        self._parked: list[Node] = []
+        self._parked: list[Leaf] = []
 
-    def offer(self, node: "Node") -> None:
+    def offer(self, node: Leaf) -> None:
         """Add the node if it is evictable. One that is in already moves only when its key became smaller."""
         if not self._evictable(node):
             return
@@ -62,7 +63,7 @@ class LeafHeap:
         setattr(node, self._slot, entry)
         heapq.heappush(self._heap, entry)
 
-    def discard(self, node: "Node") -> None:
+    def discard(self, node: Leaf) -> None:
         """Forget the node's entry."""
         if getattr(node, self._slot) is None:
             return
@@ -73,11 +74,11 @@ class LeafHeap:
             heapq.heapify(self._heap)
             self._stale = 0
 
-    def pop(self) -> "Node | None":
+    def pop(self) -> Leaf | None:
         """The next node to evict, or None. It is no candidate any more until it is offered again."""
         while self._heap:
             entry = heapq.heappop(self._heap)
-            node = entry.node
+            node: Leaf = entry.node
             if getattr(node, self._slot) is not entry:
                 self._stale -= 1
                 continue
@@ -90,7 +91,7 @@ class LeafHeap:
             return node
         return None
 
-    def park(self, node: "Node") -> None:
+    def park(self, node: Leaf) -> None:
         """Set a popped node aside until `unpark`: a copy reads its pages."""
         self._parked.append(node)
 
@@ -100,7 +101,7 @@ class LeafHeap:
         for node in parked:
             self.offer(node)
 
-    def nodes(self) -> Iterator["Node"]:
+    def nodes(self) -> Iterator[Leaf]:
         """Nodes with a valid entry and parked ones, in no order; for `check_integrity`."""
         yield from (entry.node for entry in self._heap if getattr(entry.node, self._slot) is entry)
         yield from self._parked

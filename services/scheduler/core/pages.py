@@ -1,6 +1,7 @@
 """Page ids of one pool: which are free, and which a copy reads (pins)."""
 
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +9,9 @@ import numpy.typing as npt
 from services.scheduler.core.leaves import LeafHeap, Order, host_evictable
 from shared.errors import IntegrityError
 from shared.messages.storage import BackendInfo
+
+if TYPE_CHECKING:
+    from services.scheduler.core.node import Node
 
 Pages = npt.NDArray[np.int32]
 NO_PAGES: Pages = np.empty(0, np.int32)
@@ -93,7 +97,7 @@ class HostPool(PagePool):
         order: Order = lambda node: (0, node.last_access),
     ) -> None:
         super().__init__(first, count)
-        self.leaves = LeafHeap("host_entry", order, host_evictable)
+        self.leaves: LeafHeap[Node] = LeafHeap("host_entry", order, host_evictable)
         self.backend: BackendInfo | None = None  # its storage's L3
         self.since = 0.0  # when it came
         self.orphans: OrderedDict[bytes, int] = OrderedDict()  # an earlier scheduler's pages by digest, oldest first

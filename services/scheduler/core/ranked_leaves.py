@@ -5,55 +5,50 @@ A choice may change its mind at any time: nothing is sorted anew. One eviction c
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
 
-from services.scheduler.core.leaves import Key, LeafHeap
-
-if TYPE_CHECKING:
-    from services.scheduler.core.node import Node
+from services.scheduler.core.leaves import Key, Leaf, LeafHeap
 
 Choice = Callable[[list[Key]], int]  # (class, last access) of the head of each class that has one -> the class
 
 
-class RankedLeaves(LeafHeap):
+class RankedLeaves(LeafHeap[Leaf]):
     """A LeafHeap for each class. A node's class may change only before it is offered again."""
 
     def __init__(
         self,
         slot: str,
         classes: int,
-        class_of: Callable[["Node"], int],
-        evictable: Callable[["Node"], bool],
+        order: Callable[[Leaf], Key],  # class, last access
+        evictable: Callable[[Leaf], bool],
         choose: Choice,
     ) -> None:
-        super().__init__(slot, lambda node: (class_of(node), node.last_access), evictable)
-        self._class_of = class_of
+        super().__init__(slot, order, evictable)
         self._choose = choose
-        self._heaps = [LeafHeap(slot, _by_age(number), evictable) for number in range(classes)]
+        self._heaps = [LeafHeap(slot, _in_class(number, order), evictable) for number in range(classes)]
 
-    def offer(self, node: "Node") -> None:
+    def offer(self, node: Leaf) -> None:
         """See LeafHeap."""
-        wanted, entry = self._class_of(node), getattr(node, self._slot)
+        wanted, entry = self._order(node)[0], getattr(node, self._slot)
         if entry is not None and entry.key[0] != wanted:
             self._heaps[entry.key[0]].discard(node)
         self._heaps[wanted].offer(node)
 
-    def discard(self, node: "Node") -> None:
+    def discard(self, node: Leaf) -> None:
         """See LeafHeap."""
         entry = getattr(node, self._slot)
         if entry is not None:
             self._heaps[entry.key[0]].discard(node)
 
-    def pop(self) -> "Node | None":
+    def pop(self) -> Leaf | None:
         """See LeafHeap."""
         heads = [key for heap in self._heaps if (key := self._head(heap)) is not None]
         return self._heaps[self._choose(heads)].pop() if heads else None
 
-    def nodes(self) -> Iterator["Node"]:
+    def nodes(self) -> Iterator[Leaf]:
         """See LeafHeap."""
         return chain(super().nodes(), *(heap.nodes() for heap in self._heaps))
 
-    def _head(self, heap: LeafHeap) -> Key | None:
+    def _head(self, heap: LeafHeap[Leaf]) -> Key | None:
         node = heap.pop()
         if node is None:
             return None
@@ -62,5 +57,5 @@ class RankedLeaves(LeafHeap):
         return key
 
 
-def _by_age(number: int) -> Callable[["Node"], Key]:
-    return lambda node: (number, node.last_access)
+def _in_class(number: int, order: Callable[[Leaf], Key]) -> Callable[[Leaf], Key]:
+    return lambda node: (number, order(node)[1])

@@ -86,15 +86,15 @@ class Reuse:
         self._requests = 0
         self.device = Ranking(1, self._hazard)
         self.hosts: dict[HostPool, Ranking] = {}
-        self.device_leaves: LeafHeap = RankedLeaves(
-            "device_entry", CLASSES, frequency_class, device_evictable, lambda heads: self.device.choose(heads)
+        self.device_leaves = RankedLeaves[Node](
+            "device_entry", CLASSES, _order, device_evictable, lambda heads: self.device.choose(heads)
         )
 
     def resize_device(self, pages: int) -> None:
         """A new device pool."""
         self.device = Ranking(pages, self._hazard)
 
-    def host_leaves(self, pool: HostPool, *, small: bool) -> LeafHeap:
+    def host_leaves(self, pool: HostPool, *, small: bool) -> LeafHeap[Node]:
         """Evictable leaves of a new host pool. small: it is the smaller pool, copies of resident nodes go first."""
         ranking = self.hosts[pool] = Ranking(pool.total, self._hazard)
 
@@ -102,13 +102,7 @@ class Reuse:
             others = [key for key in heads if key[0] != RESIDENT]
             return ranking.choose(others) if others and not (small and len(others) < len(heads)) else RESIDENT
 
-        return RankedLeaves(
-            "host_entry",
-            CLASSES + 1,
-            lambda node: frequency_class(node) if node.value is None else RESIDENT,
-            host_evictable,
-            choose,
-        )
+        return RankedLeaves[Node]("host_entry", CLASSES + 1, _host_order, host_evictable, choose)
 
     def observe(self, seed: bytes, tokens: bytes, clock: int) -> bytes:
         """A request was admitted: returns how often each of its whole pages was used of late, saturating at 255."""
@@ -131,7 +125,7 @@ class Reuse:
         return counts.tobytes()
 
 
-def mark(path: list[Node], frequencies: bytes, leaves: LeafHeap) -> None:
+def mark(path: list[Node], frequencies: bytes, leaves: LeafHeap[Node]) -> None:
     """Note on the nodes of a path from the root how often their pages were used; the rest of it is new.
 
     A node that is a leaf already moves to its class in `leaves`.
@@ -146,6 +140,14 @@ def mark(path: list[Node], frequencies: bytes, leaves: LeafHeap) -> None:
 def frequency_class(node: Node) -> int:
     """The class of the node's last page: eviction takes nodes from their end."""
     return int(CLASS_OF[node.frequencies[-1]]) if node.frequencies else 0
+
+
+def _order(node: Node) -> Key:
+    return (frequency_class(node), node.last_access)
+
+
+def _host_order(node: Node) -> Key:
+    return (frequency_class(node) if node.value is None else RESIDENT, node.last_access)
 
 
 def last_of_a_kind(node: Node) -> int:

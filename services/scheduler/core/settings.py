@@ -2,6 +2,7 @@
 
 from typing import Literal, NamedTuple
 
+WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 Eviction = Literal["lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "auto"]
 
 WORKER_WAIT_S = 30.0  # a request that comes before any worker waits this long: a worker starts in about 5 s
@@ -33,7 +34,7 @@ class CoreSettings(NamedTuple):
     """The scheduler's share of the configuration."""
 
     page_size: int = 64  # tokens
-    write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"
+    write_policy: WritePolicy = "write_through"
     eviction: Eviction = "lru"
     load_back_threshold: int = 10  # tokens
     prefetch: bool = True

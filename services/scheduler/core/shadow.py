@@ -5,7 +5,7 @@ A page's parent is its nearest sampled ancestor, so a shadow is a tree as the re
 """
 
 from services.scheduler.core.hazard import CLASSES
-from services.scheduler.core.leaves import Entry
+from services.scheduler.core.leaves import Entry, Key
 from services.scheduler.core.ranked_leaves import Choice, RankedLeaves
 
 
@@ -22,6 +22,14 @@ class _Page:
         self.entry: Entry | None = None
 
 
+def _order(page: _Page) -> Key:
+    return (page.kind, page.last_access)
+
+
+def _evictable(page: _Page) -> bool:
+    return not page.children and not page.locked
+
+
 class Shadow:
     """One choice on trial."""
 
@@ -29,13 +37,7 @@ class Shadow:
         self.hits = 0.0  # sampled pages found, the caller lets them fade
         self._capacity = capacity  # sampled pages
         self._pages: dict[int, _Page] = {}
-        self._leaves = RankedLeaves(
-            "entry",
-            CLASSES,
-            lambda page: page.kind,  # type: ignore[attr-defined]
-            lambda page: not page.children and not page.locked,  # type: ignore[attr-defined]
-            choose,
-        )
+        self._leaves = RankedLeaves[_Page]("entry", CLASSES, _order, _evictable, choose)
 
     def use(self, hashes: list[int], classes: list[int], clock: int) -> None:
         """The sampled pages of one request, in order."""
@@ -45,7 +47,7 @@ class Shadow:
         for number in hashes[:found]:
             page = self._pages[number]
             page.locked = True
-            self._leaves.discard(page)  # type: ignore[arg-type]
+            self._leaves.discard(page)
             path.append(page)
         for number in hashes[found:]:
             if len(self._pages) >= self._capacity and not self._evict():
@@ -58,14 +60,14 @@ class Shadow:
         for page, kind in zip(path, classes, strict=False):
             page.kind, page.last_access, page.locked = kind, clock, False
         for page in path:
-            self._leaves.offer(page)  # type: ignore[arg-type]
+            self._leaves.offer(page)
 
     def _evict(self) -> bool:
-        page: _Page | None = self._leaves.pop()  # type: ignore[assignment]
+        page = self._leaves.pop()
         if page is None:
             return False
         del self._pages[page.number]
         if page.parent is not None:
             page.parent.children -= 1
-            self._leaves.offer(page.parent)  # type: ignore[arg-type]
+            self._leaves.offer(page.parent)
         return True

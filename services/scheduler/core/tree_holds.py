@@ -51,7 +51,7 @@ class TreeHolds:
         self.detached: set[Node] = set()  # removed nodes whose device pages are still locked
         self.evictable = 0  # device pages under no lock
         self.protected = 0  # device pages under a lock
-        self.device_leaves = LeafHeap("device_entry", device_order, device_evictable)
+        self.device_leaves: LeafHeap[Node] = LeafHeap("device_entry", device_order, device_evictable)
         self._publishers = publishers  # are told what comes and goes
         self.clock = 0
 

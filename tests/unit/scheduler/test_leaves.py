@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from services.scheduler.core.leaves import LeafHeap
 
 
-def _heap() -> LeafHeap:
-    return LeafHeap("entry", lambda node: (0, node.last_access), lambda node: node.evictable)  # type: ignore[attr-defined]
+def _heap() -> LeafHeap[Any]:
+    return LeafHeap("entry", lambda node: (0, node.last_access), lambda node: node.evictable)
 
 
 def _leaf(last_access: int) -> Any:

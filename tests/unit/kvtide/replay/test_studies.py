@@ -3,12 +3,12 @@
 import builtins
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from kvtide import cli
-from kvtide.replay.command import choices
+from services.scheduler.core.settings import Eviction, WritePolicy
 from tests.unit.kvtide.replay.traces import random_paths, write_trace
 
 CHATS = [[chat * 100 + page for page in range(8)] for chat in range(10)]
@@ -27,7 +27,7 @@ def test_compare_has_every_strategy_and_write_policy(tmp_path: Path, capsys: pyt
         "compare"
     ]
     pairs = {(row["eviction"], row["write_policy"]) for row in rows}
-    assert pairs == {(a, b) for a in choices("eviction") for b in choices("write_policy")}
+    assert pairs == {(a, b) for a in get_args(Eviction) for b in get_args(WritePolicy)}
     through = next(row for row in rows if (row["eviction"], row["write_policy"]) == ("lru", "write_through"))
     assert through["hit_rate"] == round(2 / 3, 4)
     assert through["written_bytes_per_hit_token"] == 5  # each page is written once and hit twice
@@ -35,7 +35,7 @@ def test_compare_has_every_strategy_and_write_policy(tmp_path: Path, capsys: pyt
     rates = [row["last_half_hit_rate"] for row in rows]
     assert rates == sorted(rates, reverse=True)
     alone = _json(capsys, trace, "--compare", "--device-pages", "16")["compare"]
-    assert len(alone) == len(choices("eviction"))
+    assert len(alone) == len(get_args(Eviction))
     lru = next(row for row in alone if row["eviction"] == "lru")
     assert (lru["hit_rate"], lru["recomputed_tokens"]) == (0, 2 * 80 * 64)
 
