@@ -50,6 +50,10 @@ class OpLog:
         """Commands older than a fence that come after it are stale."""
         self._floor = max(self._floor, op_id - 1)
 
+    def knows(self, op_id: int) -> bool:
+        """Was the command ever begun? True for one that is too old to tell."""
+        return op_id in self._running or op_id in self._results or op_id <= self._floor
+
     def result(self, op_id: int) -> Message | None:
         """The kept answer, None while it runs."""
         return self._results.get(op_id)

@@ -10,7 +10,6 @@ from kvtide.simulation.plan import Plan
 from services.scheduler.core.events import PeerKey
 from shared.messages.common import Heartbeat, Message
 from shared.messages.storage import PagesDropped, PeerExited
-from shared.messages.worker import RunStep
 
 if TYPE_CHECKING:
     from kvtide.simulation.process import Pausable, Process
@@ -40,7 +39,7 @@ class Network:
     def to_scheduler(self, sender: PeerKey, receiver_epoch: int, message: Message, link: "Shell | None" = None) -> None:
         """A peer sends, to `link` if that still runs, else to the newest scheduler."""
         safe = sender.identity.startswith("gateway") or isinstance(message, PeerExited | PagesDropped)
-        self._send((sender.identity, True), safe, False, self._to_scheduler, sender, receiver_epoch, message, link)
+        self._send((sender.identity, True), safe, self._to_scheduler, sender, receiver_epoch, message, link)
 
     def _to_scheduler(self, sender: PeerKey, receiver_epoch: int, message: Message, link: "Shell | None") -> None:
         shell = link if link is not None and link.alive else self.scheduler
@@ -50,10 +49,9 @@ class Network:
             self._keep("scheduler", sender, receiver_epoch, message)
 
     def to_peer(self, sender_epoch: int, receiver: PeerKey, message: Message) -> None:
-        """The scheduler sends. A step may not overtake the one before it, so none is lost where two are in flight."""
+        """The scheduler sends."""
         safe = receiver.identity.startswith("gateway")
-        ordered = isinstance(message, RunStep) and self._plan.max_steps > 1
-        self._send((receiver.identity, False), safe, ordered, self._to_peer, sender_epoch, receiver, message)
+        self._send((receiver.identity, False), safe, self._to_peer, sender_epoch, receiver, message)
 
     def _to_peer(self, sender_epoch: int, receiver: PeerKey, message: Message) -> None:
         process = self.peers.get(receiver.identity)
@@ -81,8 +79,8 @@ class Network:
         elif safe:
             self._world.clock.after(HELD_S, self._deliver, identity, safe, arrive, args)
 
-    def _send(self, link: tuple[str, bool], safe: bool, lossless: bool, arrive: Action, *args: Any) -> None:
-        """`safe`: nobody asks for the message again, so that only a process's end loses it. `lossless`: only a cut."""
+    def _send(self, link: tuple[str, bool], safe: bool, arrive: Action, *args: Any) -> None:
+        """`safe`: nobody asks for the message again, so that only a process's end loses it."""
         identity = link[0]
         if identity in self.cut and not safe:
             return
@@ -91,7 +89,7 @@ class Network:
             return
         clock, rng = self._world.clock, self._rng
         copies = 1
-        if self._lossy and not safe and not lossless and clock.now < self._plan.faults_end:
+        if self._lossy and not safe and clock.now < self._plan.faults_end:
             chance = rng.random()
             if chance < self._plan.lose:
                 self._world.seen["message_lost"] += 1

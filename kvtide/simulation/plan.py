@@ -188,7 +188,5 @@ def _add_faults(plan: Plan, rng: random.Random, trouble: int) -> None:
         kind, seconds = rng.choice(kinds), rng.choice([0.05, 0.5, 4.0, 20.0, 45.0])
         if kind == "kill_scheduler":  # while there are requests, so that a successor finds something to adopt
             seconds = min(seconds, 0.5)
-        if kind == "cut_worker" and plan.max_steps > 1:  # a short one would lose one of two steps without a notice
-            seconds = max(seconds, 5 * plan.beat_s)
         at = rng.uniform(0.05, plan.traffic_s * 1.2)
         plan.faults.append(Fault(at, kind, seconds, rng.randrange(6), rng.choice(DURING)))

@@ -12,7 +12,7 @@ OF_THE_NETWORK = (
 OF_REQUESTS = (
     "request finished", "request aborted", "request gateway lost", "request scheduler lost", "request rejected 400",
     "request rejected 429", "request rejected 503", "request tried again",
-    "retracted", "step_failed_error", "step_failed_load",
+    "retracted", "step_failed_error", "step_failed_load", "step_failed_order",
     *(f"abort_{state.value}" for state in RequestState if state is not RequestState.QUEUED),  # none rests there
 )  # fmt: skip
 OF_TIERS = (

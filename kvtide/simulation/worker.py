@@ -18,6 +18,7 @@ from shared.messages.worker import (
     RunStep,
     SegmentDropped,
     SegmentMapped,
+    StepFailed,
     WorkerHello,
     WritePages,
 )
@@ -92,6 +93,8 @@ class SimWorker(Process):
 
     def _carry_out(self, message: Any) -> None:
         match message:
+            case RunStep() if message.after and not self._log.knows(message.after):
+                self._answer(message.op_id, StepFailed(message.op_id, self.rank, "order", []))
             case RunStep():
                 self._start(self._step(message), self._compute, RunStep)
             case WritePages() | LoadPages():

@@ -35,7 +35,7 @@ from shared.messages.worker import (
 )
 from shared.op_log import OpLog, Seen
 
-MAX_STEPS = 1  # one forward pass at a time
+MAX_STEPS = 2  # the next forward pass is here when one ends
 CREDITS = 32  # copies in flight: enough to keep both streams full, few enough that a fence is quick
 
 log = logging.getLogger("kvtide.worker")
@@ -160,6 +160,9 @@ class Worker:
             self._refuse(message, "error", error)
 
     def _run_step(self, command: RunStep) -> None:
+        if command.after and not self._log.knows(command.after):  # its rows may have other pages than it thinks
+            self._answer(command.op_id, StepFailed(command.op_id, RANK, "order", []))
+            return
         running = [load for load in self._mine() if isinstance(load, Load) and load.op_id in command.wait_for]
         settled = set(command.wait_for) - {load.op_id for load in running}
         lost = sorted(op_id for op_id in settled if not isinstance(self._log.result(op_id), LoadDone))

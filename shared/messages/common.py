@@ -8,7 +8,7 @@ INT_BYTES = 4
 DIGEST_BYTES = 32
 MAX_INTERVAL_S = 60.0  # between heartbeats: a longer one would hide a dead peer
 
-PROTOCOL = 2  # raised by every change that an older peer would misread
+PROTOCOL = 3  # raised by every change that an older peer would misread
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

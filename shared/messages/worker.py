@@ -96,6 +96,7 @@ class RunStep(Message, tag=True):
     op_id: int  # rises within the scheduler's epoch
     items: list[StepItem]  # one for each request of the step
     wait_for: list[int]  # op_ids of LoadPages
+    after: int = 0  # op_id of the RunStep in flight that this one builds on; who has not seen it refuses; 0 = none
 
 
 class Sampled(Message):
@@ -122,7 +123,7 @@ class StepFailed(Message, tag=True):
 
     op_id: int  # of the RunStep
     rank: int  # TP rank
-    reason: str  # "load", "memory", "error"
+    reason: str  # "load", "memory", "error", "order": the step in `after` was not seen, nothing was done
     failed_loads: list[int]  # op_ids of loads that failed
 
 

@@ -262,7 +262,8 @@ STATES = ("lookup", "prefetching", "queued", "loading", "running", "between chun
 
 @pytest.mark.parametrize("state", STATES)
 def test_tier_11_an_abort_in_any_state_leaves_nothing_behind(state: str) -> None:
-    core = Harness(token_budget=4, max_steps=2 if state == "step ahead" else 1, prefetch=state in STATES[:2])
+    ahead = state == "step ahead"
+    core = Harness(token_budget=32 if ahead else 4, max_steps=1 + ahead, prefetch=state in STATES[:2])
     if state == "loading":
         _on_host_only(core)
     if state == "queued":
@@ -278,6 +279,8 @@ def test_tier_11_an_abort_in_any_state_leaves_nothing_behind(state: str) -> None
             core.step_done()
         case "lookup":
             assert core.pending(FindPages)
+        case "step ahead":
+            assert len(core.pending(RunStep)) == 2
     core.abort(request)
     assert core.ended[request].reason == "abort"
     core.settle()

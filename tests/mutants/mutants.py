@@ -325,6 +325,12 @@ MUTANTS = [
         "            if False:\n",
     ),
     _one(
+        "past: a step runs without the lost one before it",
+        f"{PEERS}/worker.py",
+        "            case RunStep() if message.after and not self._log.knows(message.after):\n",
+        "            case RunStep() if False:\n",
+    ),
+    _one(
         "past: waiting lookups keep device memory locked",
         f"{CORE}/prefetch.py",
         "        hungry, self._hungry = self._hungry, []\n        for find, _ in hungry:\n",

@@ -40,16 +40,19 @@ class Admission:
         self._backup = backup
         self._why = why
         self.max_steps = 1  # the worker's window
+        self._short = False  # an older request lacks pages: no younger one runs ahead, so that it can be retracted
+        self.in_order = True  # False: a worker has missed a step, so that none follows until those in flight have ended
 
     def plan(self) -> None:
         """Send the next step if the worker takes one and there is something to compute."""
         state = self._state
         if not self._requests.all:
             return
-        while state.ready and state.operations.steps < self.max_steps:
+        self.in_order = self.in_order or not state.operations.steps
+        while state.ready and state.operations.steps < (self.max_steps if self.in_order else 1):
             step = Step()
             items: list[StepItem] = []
-            budget = state.settings.token_budget
+            budget, self._short = state.settings.token_budget, False
             for request in sorted(self._requests.running, key=lambda request: request.order):
                 if request.state is RequestState.RUNNING:  # an older one may have retracted it meanwhile
                     budget -= self._add(request, budget, step, items)
@@ -57,7 +60,9 @@ class Admission:
             if not items:
                 return
             loads = {load.op_id for request, _, _, _ in step.requests for load in request.loads}
-            message = RunStep(state.operations.new_id(), items, sorted(loads))
+            in_flight = state.operations.live(Step) if state.operations.steps else ()
+            before = max((other.op_id for other in in_flight), default=0)
+            message = RunStep(state.operations.new_id(), items, sorted(loads), before)
             state.operations.start(step, message, state.workers)
 
     def _admit(self, budget: int, step: Step, items: list[StepItem]) -> int:
@@ -164,9 +169,14 @@ class Admission:
     def _add(self, request: Request, budget: int, step: Step, items: list[StepItem]) -> int:
         """Add what fits of a running request; returns the tokens that it costs."""
         known = request.length - request.scheduled
+        if known > 0 and request.in_flight:  # a prompt's chunks join the tree one by one
+            return 0
         # A decode (one known token) isn't held up by a spent budget; nothing known: run ahead of the step in flight.
         count = self._runs_ahead(request) if known <= 0 else known if known == 1 else min(known, budget)
-        if count <= 0 or not self._ensure_pages(request, request.scheduled + count):
+        if count <= 0 or (self._short and request.in_flight):
+            return 0
+        if not self._ensure_pages(request, request.scheduled + count):
+            self._short = True
             return 0
         samples = request.scheduled + count >= request.length
         first = request.scheduled
@@ -189,9 +199,13 @@ class Admission:
         return count
 
     def _runs_ahead(self, request: Request) -> int:
-        """1 when a step in flight samples the token that comes next, and another may follow it."""
+        """1 when a step in flight samples the token that comes next, and another may follow it.
+
+        Not while computed pages of the prompt wait to join the tree, which takes a moment without a step in flight.
+        """
         sampling = request.scheduled - request.length + 1
-        return int(request.in_flight > 0 and request.output_tokens + sampling < request.max_tokens)
+        more = request.in_flight > 0 and request.output_tokens + sampling < request.max_tokens
+        return int(more and not request.has_new_pages(self._state.settings.page_size))
 
     def _ensure_pages(self, request: Request, tokens: int) -> bool:
         """Give the request pages for `tokens` tokens, retracting younger ones if need be."""

@@ -298,6 +298,9 @@ class Core:
                 operation.results = message.sampled
             case Step(), worker.StepFailed():
                 operation.error = message.reason
+                if message.reason == "order":  # the step before it was lost, or is late
+                    self.admission.in_order = False
+                    self.state.operations.hurry(peer)
             case Load(), common.OperationFailed():
                 if message.reason in ("checksum", "name"):
                     bad = first_bad(message.positions, len(operation.host_pages))

@@ -145,6 +145,10 @@ class Request:
         """Add pages of its own."""
         self.pages = np.concatenate([self.pages, pages])
 
+    def has_new_pages(self, page_size: int) -> bool:
+        """Are there computed pages of the prompt that haven't joined the tree?"""
+        return self.lock is not None and self.shared < min(self.computed, self.prompt_tokens) // page_size
+
     def rewind(self) -> None:
         """Nothing is in flight: what was scheduled in vain is scheduled again. Its page table may not have arrived."""
         self.scheduled, self.synced = self.computed, 0

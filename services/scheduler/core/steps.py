@@ -51,7 +51,7 @@ class Steps:
                 if reason is not None:
                     ended.append((request, reason))
                     continue
-            if not request.in_flight and request.computed <= request.prompt_tokens:
+            if not request.in_flight and request.has_new_pages(self._state.settings.page_size):
                 self._device.cache_unfinished_req(request)
         for gateway, batch in emissions.items():
             self._state.send(gateway, EmitTokens(batch))
@@ -82,7 +82,7 @@ class Steps:
             if request.attempt != attempt:
                 continue
             request.in_flight -= 1
-            request.step_failures += reason != "load"  # its load's own end decides what comes next
+            request.step_failures += reason not in ("load", "order")  # its load's end, or the lost step's, decides
             if request.in_flight:  # a later step was built on this one
                 request.trusted = False
             if request.state is RequestState.DRAINING:

@@ -25,7 +25,7 @@ from tests.unit.gpu_worker.service.fake_scheduler import PAGE, WAIT_S, FakeSched
 
 def test_hello_describes_the_pools(stack: Stack) -> None:
     hello = stack.hello
-    assert (hello.identity, hello.rank, hello.max_steps, hello.credits) == ("worker", 0, 1, CREDITS)
+    assert (hello.identity, hello.rank, hello.max_steps, hello.credits) == ("worker", 0, 2, CREDITS)
     assert hello.geometry == PageGeometry(PAGE, 3, (Part("k", 2, 8, "float32"), Part("v", 2, 8, "float32")))
     assert (hello.device_pages, hello.max_requests, hello.max_context) == (256 // PAGE + 1, 4, 256)
     assert len(hello.model_fingerprint) == 32

@@ -114,3 +114,29 @@ async def test_memory_that_runs_out_fails_the_step_by_its_name(stack: Stack, mon
     scheduler = stack.scheduler
     failed = await scheduler.ask(RunStep(scheduler.op(), [item(0, PROMPT, [1, 2, 3])], []))
     assert failed == StepFailed(failed.op_id, 0, "memory", [])
+
+
+async def test_a_step_that_builds_on_one_that_was_never_seen_is_refused_untouched(
+    stack: Stack, model_folder: Path
+) -> None:
+    scheduler = stack.scheduler
+    await stack.step([item(0, PROMPT, [1, 2, 3])])
+    kept = [stack.bytes_of(page) for page in (1, 2, 3, 4)]
+    lost = scheduler.op()
+    ahead = RunStep(scheduler.op(), [item(len(PROMPT), [], [4], first_page=3)], [], after=lost)
+    assert await scheduler.ask(ahead) == StepFailed(ahead.op_id, 0, "order", [])
+    assert [stack.bytes_of(page) for page in (1, 2, 3, 4)] == kept
+    found = await scheduler.ask(RunStep(lost, [item(0, PROMPT, [1, 2, 3])], []))
+    assert isinstance(found, StepDone)
+    assert_right(found.sampled[0], dense_logprobs(model_folder, PROMPT)[-1])
+
+
+async def test_a_step_ahead_takes_the_token_of_the_one_in_flight(stack: Stack, model_folder: Path) -> None:
+    scheduler = stack.scheduler
+    first = RunStep(scheduler.op(), [item(0, PROMPT, [1, 2, 3])], [])
+    ahead = RunStep(scheduler.op(), [item(len(PROMPT), [], [4], first_page=3)], [], after=first.op_id)
+    scheduler.tell(first)
+    scheduler.tell(ahead)
+    token = (await scheduler.answer(first.op_id)).sampled[0].token
+    done = await scheduler.answer(ahead.op_id)
+    assert_right(done.sampled[0], dense_logprobs(model_folder, [*PROMPT, token])[-1])
