@@ -4,6 +4,7 @@ A file that isn't in that cache is read into the host pool by the disk itself: n
 what L2 holds anyway, and little of a processor. One that is there is copied from it.
 """
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -15,9 +16,11 @@ import numpy as np
 
 BLOCK = 4096  # bytes: a multiple of every disk's own blocks; O_DIRECT wants memory, offset and length to be multiples
 O_DIRECT = getattr(os, "O_DIRECT", 0)  # 0: this system has no such thing
-NOWAIT = getattr(os, "RWF_NOWAIT", None)
+CACHESTAT = 451  # the system call's number on every processor; elsewhere the call fails
 
 _scratch = threading.local()
+_syscall = ctypes.CDLL(None).syscall
+_syscall.restype = ctypes.c_long
 
 
 def block_buffer(size: int) -> memoryview:
@@ -29,24 +32,11 @@ def block_buffer(size: int) -> memoryview:
 
 
 def in_cache(file: int, size: int) -> bool:
-    """Is an open file of `size` bytes in the kernel's cache, going by its last block? True where it can't be told.
-
-    The last, since a look at any other would have the kernel read on from there.
-    """
-    if NOWAIT is None:
+    """Is all of an open file of `size` bytes in the kernel's cache? True where it can't be told: before Linux 6.5."""
+    span, found = (ctypes.c_uint64 * 2)(0, size), (ctypes.c_uint64 * 5)()
+    if _syscall(CACHESTAT, file, span, found, 0) != 0:
         return True
-    block = bytearray(min(BLOCK, size))
-    try:
-        return os.preadv(file, [block], size - len(block), NOWAIT) == len(block)
-    except BlockingIOError:
-        return False
-    except OSError:  # this file system can't tell
-        return True
-
-
-def forget_last_block(file: int, size: int) -> None:
-    """Drop what the question `in_cache` had the kernel read."""
-    os.posix_fadvise(file, max(0, size - BLOCK), BLOCK, os.POSIX_FADV_DONTNEED)
+    return found[0] >= -(-size // mmap.PAGESIZE)  # the first field counts cached pages
 
 
 def fits(buffers: Sequence[memoryview]) -> bool:

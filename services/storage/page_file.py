@@ -20,7 +20,7 @@ import numpy as np
 
 from kernels.checksum import crc32c, crc32c_units
 from services.storage import test_hooks
-from services.storage.direct_io import BLOCK, block_buffer, fits, forget_last_block, in_cache, move_direct
+from services.storage.direct_io import BLOCK, block_buffer, fits, in_cache, move_direct
 from shared.errors import StorageError
 from shared.geometry import PageGeometry
 from shared.segments import Checksums
@@ -108,10 +108,7 @@ def read_page(path: Path, layout: PageFormat, digest: bytes, page: memoryview, *
             raise CorruptPageError("it is no regular file")
         if status.st_size != layout.file_bytes:
             raise CorruptPageError(f"the file has {status.st_size} bytes instead of {layout.file_bytes}")
-        cached = in_cache(file, layout.file_bytes)
-        if not cached and _direct(os.preadv, file, [header, page]):
-            forget_last_block(file, layout.file_bytes)
-        else:
+        if in_cache(file, layout.file_bytes) or not _direct(os.preadv, file, [header, page]):
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)  # a cold page in one request instead of small ones
             _whole(os.preadv, file, [header, page])
         if time.time() - status.st_mtime > TOUCH_AFTER_S:

@@ -223,8 +223,8 @@ async def test_store_04_short_reads_and_writes_are_continued(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shortened(move):
-        def short(file, buffers, offset, *flags):
-            return move(file, [buffers[0][:1000]], offset, *flags)
+        def short(file, buffers, offset):
+            return move(file, [buffers[0][:1000]], offset)
 
         return short
 
