@@ -178,7 +178,12 @@ MUTANTS = [
         "        pass\n",
     ),
     # --- beyond the list
-    _one("a step doesn't wait for its loads", f"{CORE}/admission.py", "items, sorted(loads))", "items, [])"),
+    _one(
+        "a step doesn't wait for its loads",
+        f"{CORE}/admission.py",
+        "items, sorted(loads), before)",
+        "items, [], before)",
+    ),
     _one(
         "checksums not compared at a load",
         f"{PEERS}/jobs.py",
