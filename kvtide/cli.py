@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvtide.admin import ACTIONS, NEEDS_STORAGE
 from kvtide.replay import command as replay
 from kvtide.simulation import command as simulation
 from shared.config import Config, load_config
@@ -74,6 +75,12 @@ def _parser() -> argparse.ArgumentParser:
     why = _add(commands, "why", _why, "say which tier had an answer's prompt, or why none had it", json=True)
     why.add_argument("request_id", metavar="REQUEST_ID", help="id of an answer, such as chatcmpl-...")
     why.add_argument("--url", default="", help="of the gateway, when it isn't this configuration's own process")
+    for action, text in ACTIONS.items():
+        change = _add(commands, action, _administer, text, json=True)
+        change.set_defaults(action=action, storage="")
+        if action != "flush":
+            given = None if action in NEEDS_STORAGE else "?"
+            change.add_argument("storage", metavar="STORAGE", nargs=given, default="", help="such as storage-0")
     _add(commands, "doctor", _doctor, "say whether the stack can run on this machine, and what to do", json=True)
     text = "make the keys that TCP links between hosts need"
     keys = commands.add_parser("keys", help=text, description=text[0].upper() + text[1:] + ".")
@@ -181,6 +188,17 @@ async def _why(options: argparse.Namespace, config: Config) -> int:
         print(json.dumps(answer))
     else:
         print_why(answer, Console())
+    return 0
+
+
+async def _administer(options: argparse.Namespace, config: Config) -> int:
+    from kvtide.admin import administer
+
+    figures = await administer(config.scheduler_endpoint, options.action, options.storage)
+    if options.json:
+        print(json.dumps({"action": options.action, "storage": options.storage, **figures}))
+    else:
+        print(f"{options.action}: " + ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in figures.items()))
     return 0
 
 

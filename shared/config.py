@@ -133,6 +133,7 @@ class Gateway(_Section):
     host: str = "127.0.0.1"  # address to listen on
     port: Port = 8000  # 0 = any free port
     api_keys: tuple[str, ...] = ()  # empty = no key is asked for
+    admin_keys: tuple[str, ...] = ()  # for POST /kvtide/admin/...; empty = nobody may
 
 
 class Events(_Section):

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.gateway.admin import ADMIN_PATH, Admin
 from services.gateway.chat import Chat
 from services.gateway.completions import Completions
 from services.gateway.dashboard.routes import dashboard_routes
@@ -30,9 +31,14 @@ OPEN_PATHS = frozenset(("/health", "/metrics"))  # for probes, which have no key
 
 
 def build_app(
-    model: Model, client: SchedulerClient, records: Records, metrics: GatewayMetrics, keys: tuple[str, ...]
+    model: Model,
+    client: SchedulerClient,
+    records: Records,
+    metrics: GatewayMetrics,
+    keys: tuple[str, ...],
+    admin_keys: tuple[str, ...] = (),
 ) -> Starlette:
-    """The ASGI application."""
+    """The ASGI application. keys: empty = none is asked for. admin_keys: empty = nobody may use the admin routes."""
     chat = Chat(model, GrammarChecker(model))
     tokens = TokenRoutes(model)
     probes = Probes(model, client, records, metrics)
@@ -47,6 +53,7 @@ def build_app(
         Route("/tokenize", JsonRoute(tokens.tokenize), methods=["POST"]),
         Route("/detokenize", JsonRoute(tokens.detokenize), methods=["POST"]),
         Route("/kvtide/why/{id}", Why(client).page),
+        Route(ADMIN_PATH + "{action}", Admin(client), methods=["POST"]),
         Route("/openapi.json", OpenApi(model, bool(keys)).page),
     ]
     page = dashboard_routes()
@@ -54,7 +61,9 @@ def build_app(
     routes += page
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Front, keys=keys, metrics=metrics, routes=routes, open_paths=open_paths)],
+        middleware=[
+            Middleware(Front, keys=keys, admin_keys=admin_keys, metrics=metrics, routes=routes, open_paths=open_paths)
+        ],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _bug},
     )
     app.router.redirect_slashes = False
@@ -62,18 +71,20 @@ def build_app(
 
 
 class Front:
-    """Asks for a key where there are any, and counts answers by route and status."""
+    """Asks for a key where there are any, on the admin routes always; counts answers by route and status."""
 
     def __init__(
         self,
         app: ASGIApp,
         keys: tuple[str, ...],
+        admin_keys: tuple[str, ...],
         metrics: GatewayMetrics,
         routes: list[BaseRoute],
         open_paths: frozenset[str],
     ) -> None:
         self._app = app
         self._keys = [key.encode() for key in keys]
+        self._admin_keys = [key.encode() for key in admin_keys]
         self._metrics = metrics
         self._open_paths = open_paths
         self._labels = {route.path for route in routes if isinstance(route, Route)}
@@ -88,19 +99,27 @@ class Front:
                 self._metrics.http.add(label, str(message["status"]))
             await send(message)
 
-        if path in self._open_paths or self._allowed(Headers(scope=scope).get("authorization", "")):
-            await self._app(scope, receive, counted)
-            return
-        message = "no API key or a wrong one: send the header Authorization: Bearer <key>, one of gateway.api_keys"
-        await ApiError(401, message, code="invalid_api_key").response()(scope, receive, counted)
+        header = Headers(scope=scope).get("authorization", "")
+        refusal = None if path in self._open_paths else self._refusal(path, header)
+        await (self._app if refusal is None else refusal.response())(scope, receive, counted)
 
-    def _allowed(self, header: str) -> bool:
-        if not self._keys:
-            return True
-        scheme, _, given = header.partition(" ")
-        # Every key is compared, each in constant time, so that the time says nothing about any of them.
-        matches = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+    def _refusal(self, path: str, header: str) -> ApiError | None:
+        admin = path.startswith(ADMIN_PATH)
+        if admin and not self._admin_keys:
+            text = "nobody may change the stack here: set gateway.admin_keys, or use the kvtide command on its machine"
+            return ApiError(403, text, code="no_admin_keys")
+        keys, name = (self._admin_keys, "admin_keys") if admin else (self._keys, "api_keys")
+        if not keys or _has(header, keys):
+            return None
+        text = f"no API key or a wrong one: send the header Authorization: Bearer <key>, one of gateway.{name}"
+        return ApiError(401, text, code="invalid_api_key")
+
+
+def _has(header: str, keys: list[bytes]) -> bool:
+    scheme, _, given = header.partition(" ")
+    # Every key is compared, each in constant time, so that the time says nothing about any of them.
+    matches = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in keys]
+    return scheme.lower() == "bearer" and any(matches)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway import openapi_answers as answers
+from services.gateway.admin import ACTIONS, AdminRequest
 from services.gateway.errors import json_response
 from services.gateway.limits import MAX_CHOICES, MAX_STOP_CHARS, MAX_STOPS
 from services.gateway.model import Model
@@ -19,12 +20,14 @@ Schema = dict[str, Any]
 VERSION = "3.1.0"  # of OpenAPI: the first whose schemas are JSON Schema as msgspec writes it
 TEMPLATE = "#/components/schemas/{name}"
 GENERATE = (CompletionRequest, ChatRequest)  # take OpenAI's other parameters, too
-BODIES = (*GENERATE, TokenizeRequest, DetokenizeRequest)
+BODIES = (*GENERATE, TokenizeRequest, DetokenizeRequest, AdminRequest)
 
 ERRORS = {
     "400": "The request can't be served as it is; `param` names what to change.",
     "401": "No API key or a wrong one.",
+    "403": "`gateway.admin_keys` is empty.",
     "404": "There is no such model, or no such request is known.",
+    "409": "It can't be done; the message says why.",
     "408": "The body took too long to arrive.",
     "413": "The body is too large.",
     "422": "The model's chat template refuses the messages.",
@@ -73,6 +76,7 @@ def document(model: Model, keys: bool) -> Schema:
         "/kvtide/why/{id}": _get(
             "Where the prompt of one of the last answers came from.", "WhyAnswer", ("404", "503", *auth), parameter="id"
         ),
+        "/kvtide/admin/{action}": _admin(),
         "/status": _get("The scheduler's status.", "Status", ("503", *auth)),
         "/openapi.json": _get("This page.", "Status", auth),
         "/health": _get("Is every part ready?", "Health", ()),
@@ -93,6 +97,13 @@ def document(model: Model, keys: bool) -> Schema:
             if path not in ("/", "/health", "/metrics"):
                 next(iter(route.values()))["security"] = [{"key": []}]
     return page
+
+
+def _admin() -> Schema:
+    route = _post("Change the running stack.", "AdminRequest", "AdminAnswer", (*READING, "401", "403", "409", "503"))
+    actions = {"enum": list(ACTIONS)}
+    route["post"]["parameters"] = [{"name": "action", "in": "path", "required": True, "schema": actions}]
+    return route
 
 
 def _close(schema: Schema, neutral: dict[str, tuple[Any, ...]], ignored: dict[str, str]) -> None:

@@ -119,6 +119,7 @@ SCHEMAS: Schema = {
             ),
         },
     ),
+    "AdminAnswer": {"type": "object", "required": ["action", "storage"]},
     "WhyAnswer": _object(id=TEXT, choices=_list(_ref("Explanation"))),
     "CompletionChoice": _object(
         RAW,

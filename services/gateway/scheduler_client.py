@@ -17,6 +17,7 @@ from services.gateway.errors import ApiError, rejected, unavailable
 from services.gateway.events import Event, Failed, Finished, unpack_emission
 from services.gateway.job import Job
 from services.gateway.limits import (
+    ADMIN_TIMEOUT_S,
     MAX_OWED_ABORTS,
     MAX_RESUBMISSIONS,
     NO_SCHEDULER_S,
@@ -30,6 +31,9 @@ from shared.messages import ToGateway
 from shared.messages.common import Message
 from shared.messages.gateway import (
     Abort,
+    AdminAction,
+    Administer,
+    Administered,
     EmitTokens,
     Finish,
     GatewayHello,
@@ -58,7 +62,7 @@ class SchedulerClient:
         self._epoch = 0
         self._wake = asyncio.Event()
         self._asking: list[asyncio.Future[bytes]] = []
-        self._questions: dict[int, asyncio.Future[bytes]] = {}  # WhyWanted without an answer, by number
+        self._questions: dict[int, asyncio.Future[Any]] = {}  # without an answer, by number
         self._asked = 0
 
     async def run(self) -> None:
@@ -112,16 +116,26 @@ class SchedulerClient:
 
     async def why(self, request_ids: list[str]) -> list[dict[str, Any]] | None:
         """What the scheduler knows of these requests; None when it doesn't answer in time."""
+        body = await self._ask(lambda question: WhyWanted(question, request_ids), STATUS_TIMEOUT_S)
+        found: list[dict[str, Any]] | None = json.loads(body) if body is not None else None
+        return found
+
+    async def administer(self, action: AdminAction, storage: str) -> Administered | None:
+        """Have the running stack changed; None when the scheduler doesn't answer in time."""
+        answer = await self._ask(lambda question: Administer(question, action, storage), ADMIN_TIMEOUT_S)
+        assert answer is None or isinstance(answer, Administered)
+        return answer
+
+    async def _ask(self, make: Callable[[int], Message], timeout_s: float) -> Any:
         if not self.link.up:
             return None
         self._asked += 1
         question, answer = self._asked, asyncio.get_running_loop().create_future()
         self._questions[question] = answer
-        self.link.send(WhyWanted(question, request_ids))
+        self.link.send(make(question))
         try:
-            async with asyncio.timeout(STATUS_TIMEOUT_S):
-                found: list[dict[str, Any]] = json.loads(await answer)
-                return found
+            async with asyncio.timeout(timeout_s):
+                return await answer
         except TimeoutError:
             return None
         finally:
@@ -179,12 +193,18 @@ class SchedulerClient:
                     ticket.placed = False
                     self._fail(ticket, rejected(message.code, message.message, message.retry))
             case Why(question, body):
-                if (asked := self._questions.get(question)) is not None and not asked.done():
-                    asked.set_result(body)
+                self._answered(question, body)
+            case Administered(question):
+                self._answered(question, message)
             case Status():
                 for answer in self._asking:
                     if not answer.done():
                         answer.set_result(message.body)
+
+    def _answered(self, question: int, answer: Any) -> None:
+        asked = self._questions.get(question)
+        if asked is not None and not asked.done():
+            asked.set_result(answer)
 
     # Tickets.
 

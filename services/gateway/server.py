@@ -34,7 +34,7 @@ async def serve(config: Config, identity: str, stop: asyncio.Event) -> None:
     records = Records(metrics)
     listener = _listen_again(config) or _listen(config.gateway.host, config.gateway.port)
     client = SchedulerClient(config.scheduler_endpoint, identity, config.scheduler.request_timeout_s)
-    server = _Server(build_app(model, client, records, metrics, config.gateway.api_keys))
+    server = _Server(build_app(model, client, records, metrics, config.gateway.api_keys, config.gateway.admin_keys))
     linked = asyncio.create_task(client.run())
     serving = asyncio.create_task(server.serve([listener]))
     stopping = asyncio.create_task(stop.wait())

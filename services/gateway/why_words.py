@@ -23,6 +23,8 @@ CAUSES = {
     "write_backup": "for a backup of other pages",
     "prefetch": "for a prefetch of other pages",
     "orphaned": "they were an earlier scheduler's",
+    "flush": "by an administrator's flush",
+    "drain": "an administrator drained the storage",
     "by_storage": "by the storage itself: it had the page",
     "waiting": "too many backups were waiting",
     "no_host_page": "no host page could be freed",

@@ -99,6 +99,14 @@ class Backend(ABC):
     async def clear(self) -> None:
         """Forget every page of every model."""
 
+    async def attach(self) -> None:
+        """Use the store again that `detach` has left alone. Raises StorageError when it doesn't answer."""
+        raise StorageError("storage.backend is none: there is nothing to attach")
+
+    def detach(self) -> None:
+        """Leave the store alone until `attach`. Raises StorageError when there is none."""
+        raise StorageError("storage.backend is none: there is nothing to detach")
+
     @abstractmethod
     def stats(self) -> dict[str, float]:
         """Numbers for status and metrics, named l3_*."""

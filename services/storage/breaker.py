@@ -33,6 +33,7 @@ class Breaker:
 
     def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.attached = True
+        self.by_hand = False  # an administrator has detached it
         self.failures = 0
         self.detached = 0  # times
         self.refused = 0  # batches
@@ -44,7 +45,7 @@ class Breaker:
 
     def due(self) -> bool:
         """True when a detached store may be tried again."""
-        return not self.attached and self._clock() >= self._retry_s
+        return not self.attached and not self.by_hand and self._clock() >= self._retry_s
 
     async def guard(
         self,
@@ -92,7 +93,7 @@ class Breaker:
 
     def attach(self) -> None:
         """The trial worked. The next failure detaches again."""
-        self.attached, self._in_a_row = True, FAILURES_IN_A_ROW - 1
+        self.attached, self.by_hand, self._in_a_row = True, False, FAILURES_IN_A_ROW - 1
         log.info("l3_attached")
 
     def _overdue(self, overdue: asyncio.Event) -> None:
@@ -138,6 +139,20 @@ class BreakerBackend(Backend):
             return
         if not breaker.attached:
             breaker.attach()
+
+    async def attach(self) -> None:
+        if not self.breaker.attached:
+            try:
+                await self.inner.refresh()
+            except StorageError as error:
+                self.breaker.by_hand = False  # from now on it is tried again by itself
+                self.breaker.detach(str(error))
+                raise
+            self.breaker.attach()
+
+    def detach(self) -> None:
+        self.breaker.detach("by hand")
+        self.breaker.by_hand = True
 
     async def clear(self) -> None:
         await self.inner.clear()

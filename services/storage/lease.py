@@ -24,6 +24,8 @@ from shared.messages.common import Cancel, Fence, Message
 from shared.messages.storage import (
     AdoptPages,
     ArchivePages,
+    BackendChanged,
+    ChangeBackend,
     CommitPages,
     FindPages,
     ListPages,
@@ -43,7 +45,7 @@ CREDITS = 64  # operations in flight: 64 batches keep every I/O thread busy, and
 DROPPED_BATCH = 4096  # digests in one PagesDropped: 128 KiB on the wire
 
 Naming = CommitPages | ReleasePages | ListPages | AdoptPages
-Command = Fence | OpenSegment | Naming | FindPages | PrefetchPages | ArchivePages
+Command = Fence | OpenSegment | Naming | FindPages | PrefetchPages | ArchivePages | ChangeBackend
 
 NAMING: dict[type, Callable[[OwnedSegment, Any], Message]] = {
     CommitPages: commit,
@@ -159,6 +161,8 @@ class Lease:
                 operations.do(message.op_id, lambda: work(self._segment(message.segment_epoch), message))
             case OpenSegment():
                 operations.start(message.op_id, lambda: self._open(message))
+            case ChangeBackend():
+                operations.start(message.op_id, lambda: self._change(message))
             case FindPages():
                 operations.start(message.op_id, lambda: self._find(message))
             case PrefetchPages():
@@ -205,6 +209,22 @@ class Lease:
         except StorageError as error:
             log.warning("l3_unusable detail=%s", error)
             return NoPages()  # the host pool works without L3
+
+    async def _change(self, message: ChangeBackend) -> Message:
+        """What an administrator wants of L3. A store that several storages share is changed for this one alone, but
+        for `clear`."""
+        log.info("backend_change change=%s", message.change)
+        try:
+            match message.change:
+                case "attach":
+                    await self.backend.attach()
+                case "detach":
+                    self.backend.detach()
+                case "clear":
+                    await self.backend.clear()
+        except StorageError as error:
+            return BackendChanged(message.op_id, str(error))
+        return BackendChanged(message.op_id, "")
 
     async def _find(self, message: FindPages) -> Message:
         if self._model is None:

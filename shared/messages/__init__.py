@@ -32,6 +32,7 @@ ToStorage = (
     | storage.FindPages
     | storage.PrefetchPages
     | storage.ArchivePages
+    | storage.ChangeBackend
 )
 ToGateway = (
     common.Welcome
@@ -45,6 +46,7 @@ ToGateway = (
     | gateway.Status
     | gateway.Why
     | gateway.Recorded
+    | gateway.Administered
 )
 FromWorker = (
     worker.WorkerHello
@@ -79,6 +81,7 @@ FromStorage = (
     | storage.PrefetchProgress
     | storage.PrefetchDone
     | storage.ArchiveDone
+    | storage.BackendChanged
 )
 FromGateway = (
     gateway.GatewayHello
@@ -89,6 +92,7 @@ FromGateway = (
     | gateway.StatusWanted
     | gateway.WhyWanted
     | gateway.RecordWanted
+    | gateway.Administer
 )
 ToScheduler = FromWorker | FromStorage | FromGateway
 ToPageServer = (

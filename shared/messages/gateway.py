@@ -1,6 +1,7 @@
 """Gateway <-> scheduler. The command line's `status` speaks it too."""
 
 import math
+from typing import Literal
 
 from shared.messages.common import Message, check_packed
 from shared.messages.worker import Sampling
@@ -102,6 +103,25 @@ class Why(Message, tag=True):
 
     question: int  # of the WhyWanted
     body: bytes  # JSON list, one object for each known request: docs/api.md
+
+
+AdminAction = Literal["flush", "drain", "undrain", "attach", "detach", "clear"]
+
+
+class Administer(Message, tag=True):
+    """Gateway, command line -> scheduler: change the running stack. Answered by Administered."""
+
+    question: int  # repeated in the answer
+    action: AdminAction  # docs/operations.md
+    storage: str  # identity of the storage that is meant; "" = every one
+
+
+class Administered(Message, tag=True):
+    """Scheduler -> gateway, command line: what came of it."""
+
+    question: int  # of the Administer
+    refusal: str  # why it wasn't done, "" = it was
+    figures: dict[str, int]  # name -> pages, for a person
 
 
 class StatusWanted(Message, tag=True):

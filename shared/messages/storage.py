@@ -1,5 +1,7 @@
 """Scheduler <-> storage."""
 
+from typing import Literal
+
 from shared.geometry import PageGeometry
 from shared.messages.common import Message, check_digests, check_packed
 
@@ -154,6 +156,20 @@ class PagesDropped(Message, tag=True):
     """Storage -> scheduler: L3 has removed pages for its quota, or has lost them."""
 
     digests: bytes  # 32 bytes a page
+
+
+class ChangeBackend(Message, tag=True):
+    """Scheduler -> storage: an administrator's wish. Answered by BackendChanged or OperationFailed."""
+
+    op_id: int  # of this command
+    change: Literal["attach", "detach", "clear"]  # use L3 again; leave it alone until then; forget all its pages
+
+
+class BackendChanged(Message, tag=True):
+    """Storage -> scheduler: done, or why not."""
+
+    op_id: int  # of the ChangeBackend
+    refusal: str  # "" = done
 
 
 class FindPages(Message, tag=True):

@@ -13,7 +13,7 @@ CLAIMED = [
     *(f"TIER-{number:02}" for number in range(1, 12)),
     "STORE-05",
     "STORE-06",
-    *(f"SC-{number:02}" for number in (*range(1, 8), *range(9, 24), *range(25, 33))),
+    *(f"SC-{number:02}" for number in (*range(1, 24), *range(25, 33))),
 ]
 
 

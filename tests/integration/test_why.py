@@ -75,6 +75,24 @@ async def test_why_below_the_threshold_and_the_command_line_says_so(stack: Stack
     assert "nothing is known of the request 'cmpl-0'" in refused.stderr
 
 
+async def test_why_flushed_and_then_l3_gives_the_pages_back(stack: Stack) -> None:
+    await explained(stack, 0)
+    await settle(stack)
+    arguments = ["--json", "--set", f"run.folder={stack.config.run_folder}"]
+    ended = await asyncio.to_thread(command, "flush", *arguments)
+    figures = json.loads(ended.stdout)
+    assert (figures["action"], figures["kept_pages"]) == ("flush", 0)
+    assert figures["device_pages"] > 0
+    assert figures["host_pages"] > 0
+    _, about, _ = await explained(stack, 0)
+    assert tokens_from(about, "storage") > 0
+    fates = about["segments"][0]["missed"]
+    assert [fates[tier]["text"].endswith("by an administrator's flush") for tier in ("device", "host")] == [True] * 2
+    refused = await asyncio.to_thread(command, "drain", "storage-9", *arguments)
+    assert refused.returncode == cli.FAILED
+    assert "there is no storage 'storage-9'; there are: storage-0" in refused.stderr
+
+
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own."""
     argv = [sys.executable, "-m", "kvtide.cli", *arguments]

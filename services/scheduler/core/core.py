@@ -5,6 +5,7 @@ handle(event, now) -> commands      next_deadline() -> when to call with Deadlin
 
 from typing import Any
 
+from services.scheduler.core.admin import Admin
 from services.scheduler.core.admission import Admission
 from services.scheduler.core.backup import Backup
 from services.scheduler.core.device_memory import DeviceMemory
@@ -52,6 +53,7 @@ class Core:
         self.admission = Admission(
             self.state, self.requests, self.device, self.prefetcher, self.load_back, self.backup, self.why
         )
+        self.admin = Admin(self.state, self.host)
         self.peers = Peers(self.state, self)
         self.gateways: set[PeerKey] = set()
         self.superseded = False  # another scheduler has our lease: nothing is sent any more, the process must exit
@@ -103,6 +105,7 @@ class Core:
             self.backup.retry()
             self._deal_with_failures()
         self.admission.plan()
+        self.admin.go_on()
         self.host.flush()
 
     # --- peers --------------------------------------------------------------------------------------------------
@@ -246,6 +249,8 @@ class Core:
                 self.requests.submit(peer, message)
             case gateway.Abort(request_id):
                 self.requests.abort(RequestKey(peer, request_id))
+            case gateway.Administer():
+                self.admin.carry_out(peer, message)
             case storage.Superseded():
                 self._supersede()
             case storage.PagesDropped(digests):

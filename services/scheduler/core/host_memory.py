@@ -35,6 +35,7 @@ class HostMemory:
             pool
             for pool in self.pools.values()
             if pool.usable
+            and not pool.draining
             and (backend_id is None or (pool.backend is not None and pool.backend.backend_id == backend_id))
         ]
         if len(usable) <= 1:
@@ -52,7 +53,9 @@ class HostMemory:
     def lookups(self) -> dict[str, PeerKey]:
         """One storage for each distinct L3, by backend id."""
         return {
-            pool.backend.backend_id: key for key, pool in self.pools.items() if pool.usable and pool.backend is not None
+            pool.backend.backend_id: key
+            for key, pool in self.pools.items()
+            if pool.usable and not pool.draining and pool.backend is not None
         }
 
     def storage_of(self, pool: HostPool) -> PeerKey | None:

@@ -103,6 +103,7 @@ class HostPool(PagePool):
         self.orphans: OrderedDict[bytes, int] = OrderedDict()  # an earlier scheduler's pages by digest, oldest first
         self.storage_id = storage_id
         self.segment_epoch = segment_epoch
+        self.draining = False  # an administrator wants it empty: nothing new goes there
         self.usable = False  # its storage has fenced and every rank maps it
         self.pins = np.zeros(self.end, dtype=np.int32)
         self.archived = np.zeros(self.end, dtype=np.bool_)  # L3 has it, or was asked to store it

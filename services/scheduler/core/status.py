@@ -85,4 +85,5 @@ def _host(core: "Core", pool: HostPool) -> dict[str, int]:
         "in_flight": moving + sum(len(op.held_host_pages) for op in held if not op.failed),
         "quarantined": sum(len(op.held_host_pages) for op in held if op.failed),
         "usable": int(pool.usable),
+        "draining": int(pool.draining),
     }

@@ -19,6 +19,8 @@ from shared.messages import FromGateway
 from shared.messages.common import Heartbeat, HelloWanted, Message, Welcome
 from shared.messages.gateway import (
     Abort,
+    Administer,
+    Administered,
     Emission,
     EmitTokens,
     Finish,
@@ -100,6 +102,8 @@ class FakeScheduler:
         self.pace_s = 0.0  # between two tokens of an answer
         self.finish_aborted = False  # answers Abort with Finish
         self.status: bytes | None = msgspec.json.encode({"ready": True, "peers": [], "counters": {}})
+        self.wishes: list[tuple[str, str]] = []  # Administer: action and storage
+        self.refusal = ""  # of Administer
         self.explanations: dict[str, dict] = {}  # by request id
         self._router = Router(endpoint)
         self._decode = Decoder(FromGateway)
@@ -164,6 +168,9 @@ class FakeScheduler:
         elif isinstance(message, WhyWanted):
             known = [self.explanations[each] for each in message.request_ids if each in self.explanations]
             self.send(Why(message.question, msgspec.json.encode(known)))
+        elif isinstance(message, Administer):
+            self.wishes.append((message.action, message.storage))
+            self.send(Administered(message.question, self.refusal, {"pages": 3}))
         elif isinstance(message, StatusWanted) and self.status is not None:
             self.send(Status(self.status))
 
@@ -226,6 +233,7 @@ async def run_stack(
     *,
     scheduler: bool = True,
     keys: tuple[str, ...] = (),
+    admin_keys: tuple[str, ...] = (),
     timeout_s: float = 600,
     **model_options,
 ) -> AsyncIterator[Stack]:
@@ -234,7 +242,7 @@ async def run_stack(
         run=Run(folder=str(run_folder)),
         model=Model(path=str(model), name="tiny", **model_options),
         scheduler=Scheduler(request_timeout_s=timeout_s),
-        gateway=Gateway(port=0, api_keys=keys),
+        gateway=Gateway(port=0, api_keys=keys, admin_keys=admin_keys),
     )
     stack = Stack(config, Words(model))
     if scheduler:

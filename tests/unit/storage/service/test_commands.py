@@ -3,13 +3,17 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from services.storage.hash_file import HashFileBackend
 from services.storage.page_file import PageFormat
 from services.storage.test_hooks import FAIL_WRITE
+from shared.config import Config
 from shared.messages.common import Heartbeat, OperationFailed
 from shared.messages.storage import (
     ArchiveDone,
+    BackendChanged,
+    ChangeBackend,
     CommitPages,
     Committed,
     Found,
@@ -23,8 +27,9 @@ from shared.messages.storage import (
 )
 from shared.op_log import KEPT_RESULTS
 from shared.packed import pack, unpack
+from tests.unit.storage.fake_scheduler import FakeScheduler
 from tests.unit.storage.pages import GEOMETRY, MODEL, page_files, put
-from tests.unit.storage.service.conftest import POOL_PAGES, Stack
+from tests.unit.storage.service.conftest import POOL_PAGES, Stack, running
 
 
 def positions(data: bytes) -> list[int]:
@@ -180,6 +185,41 @@ async def test_store_05_a_full_disk_drops_the_write_and_counts_it(stack: Stack, 
     assert stack.service.leases[0].stats()["l3_dropped"] == 1
     (hooks / FAIL_WRITE).unlink()
     assert positions((await scheduler.ask(scheduler.archive([1], [0]))).stored) == [0]
+
+
+async def test_store_07_l3_is_detached_attached_and_cleared_by_hand(stack: Stack) -> None:
+    scheduler, stats = stack.scheduler, stack.service.leases[0].stats
+    stack.fill([1, 2], [0, 1])
+    await scheduler.ask(scheduler.commit([1, 2], [0, 1]))
+
+    async def change(what: str) -> str:
+        answer = await scheduler.ask(ChangeBackend(scheduler.op(), what))
+        assert isinstance(answer, BackendChanged)
+        return answer.refusal
+
+    assert positions((await scheduler.ask(scheduler.archive([1], [0]))).stored) == [0]
+    for _ in range(2):  # a command may come twice
+        assert await change("detach") == ""
+    await stack.service.backend.refresh()  # doesn't attach it: only a person does
+    assert stats()["l3_attached"] == 0
+    assert (await scheduler.ask(scheduler.find([0]))).hits == 0
+    assert positions((await scheduler.ask(scheduler.archive([2], [1]))).stored) == []
+    for _ in range(2):
+        assert await change("attach") == ""
+    assert (await scheduler.ask(scheduler.find([0]))).hits == 1
+    assert await change("clear") == ""
+    assert (await scheduler.ask(scheduler.find([0]))).hits == 0
+    assert stats()["l3_files"] == 0
+    assert positions((await scheduler.ask(scheduler.archive([1, 2], [0, 1]))).stored) == [0, 1]
+
+
+async def test_without_an_l3_there_is_nothing_to_detach(config: Config, scheduler: FakeScheduler) -> None:
+    async with running(replace(config, storage=replace(config.storage, backend="none"))):
+        await scheduler.welcome()
+        for what in ("attach", "detach"):
+            answer = await scheduler.ask(ChangeBackend(scheduler.op(), what))
+            assert "storage.backend is none" in answer.refusal
+        assert (await scheduler.ask(ChangeBackend(scheduler.op(), "clear"))).refusal == ""
 
 
 async def test_a_repeated_op_id_is_answered_and_not_done_again(stack: Stack) -> None:
