@@ -78,6 +78,7 @@ class SchedulerLink:
         self._admits = admits
         self._on_missed = on_missed
         self._numbers = Numbers()
+        self._unknown = False  # the scheduler has asked who we are: what we said since it gave us up is lost
         self._refused = 0  # epoch of the scheduler that may not lead
         self._up = False
         self._heard_s = 0.0
@@ -164,6 +165,7 @@ class SchedulerLink:
     def _take(self, envelope: Envelope, message: Any) -> None:
         sender, receiver = envelope.sender_epoch, envelope.receiver_epoch
         if isinstance(message, HelloWanted):
+            self._unknown = True
             self.greet()
             return
         if receiver != self.epoch or sender < self.scheduler_epoch:
@@ -181,10 +183,13 @@ class SchedulerLink:
             self._refused = 0
             self._heard_s = self._clock()
             self._numbers.received = envelope.number
+            known, self._unknown = not self._unknown, False
             if sender != self.scheduler_epoch or not self._up:
                 self.scheduler_epoch = sender
                 self._up = True
                 self._owner.on_scheduler(sender)
+            elif not known:
+                self._on_missed()
             return
         if sender == self._refused:
             return

@@ -124,6 +124,10 @@ class FakeScheduler:
         for peer, epoch in self._peers.items():
             self._router.send(peer, encode(self.epoch, epoch, message))
 
+    def forget_gateways(self) -> None:
+        """As after three missed heartbeats."""
+        self._peers.clear()
+
     def emit(self, submit: Submit, tokens: list[int], top: dict[int, float] | None = None, logprob: float = -0.5):
         floats = np.array([logprob] * len(tokens), dtype="<f4").tobytes()
         ids = [pack(top)] * len(tokens) if top else []
@@ -162,8 +166,8 @@ class FakeScheduler:
                 tasks.create_task(self._play(message, self.answer(message)))
         elif isinstance(message, Abort):
             self.aborts.append(message.request_id)
-            submit = next(s for s in self.submits if s.request_id == message.request_id)
-            if self.finish_aborted:
+            submit = next((s for s in self.submits if s.request_id == message.request_id), None)
+            if self.finish_aborted and submit is not None:
                 self.finish(submit, 0, "abort", (4, 2, 1))
         elif isinstance(message, WhyWanted):
             known = [self.explanations[each] for each in message.request_ids if each in self.explanations]

@@ -109,6 +109,18 @@ async def test_after_a_loss_on_the_way_the_request_is_submitted_anew_and_the_old
     assert (await asking).json()["choices"][0]["text"] == "ok"
 
 
+async def test_a_request_that_comes_after_the_scheduler_has_given_the_gateway_up_is_not_lost(stack: Stack) -> None:
+    """The gateway's process stood still, and doesn't know yet that nobody knows it."""
+    hellos = stack.scheduler.hellos
+    stack.scheduler.forget_gateways()
+    asking = asyncio.create_task(stack.complete())
+    submit = await stack.scheduler.submitted()
+    assert stack.scheduler.hellos > hellos
+    stack.scheduler.emit(submit, stack.words.ids("ok"))
+    stack.scheduler.finish(submit, 2)
+    assert (await asking).json()["choices"][0]["text"] == "ok"
+
+
 async def test_a_stream_that_may_lack_tokens_ends_with_a_retryable_error(stack: Stack) -> None:
     asking = asyncio.create_task(stack.chat(stream=True))
     first = await stack.scheduler.submitted()

@@ -209,6 +209,18 @@ async def test_lost_messages_of_the_scheduler_are_noticed_at_the_next_one_and_it
     assert wire.link.counters["missed"] == 1
 
 
+async def test_what_was_said_to_a_scheduler_that_had_given_this_peer_up_is_missed(wire: Wire) -> None:
+    await wire.welcome()
+    for _ in range(2):  # one for each message that it couldn't place
+        wire.send(HelloWanted())
+    for _ in range(2):
+        await wire.expect(GatewayHello)
+        wire.send(Welcome("scheduler"))
+    assert await wire.heard() == "missed"
+    wire.send(EmitTokens([]))
+    assert await wire.heard() == EmitTokens([])
+
+
 async def test_a_link_counts_what_it_sends_from_its_last_hello_on_and_hears_what_was_missed(wire: Wire) -> None:
     await wire.welcome()
     for _ in range(2):
