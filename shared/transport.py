@@ -80,7 +80,11 @@ class Numbers:
 
 def encode(sender_epoch: int, receiver_epoch: int, message: Message, number: int = 0) -> list[bytes]:
     """The two frames of a message; `number` counts it, see `Numbers`."""
-    body = _encoder.encode(message)
+    return seal(sender_epoch, receiver_epoch, _encoder.encode(message), number)
+
+
+def seal(sender_epoch: int, receiver_epoch: int, body: bytes, number: int = 0) -> list[bytes]:
+    """A body behind its envelope."""
     checksum = _checksum(PROTOCOL, sender_epoch, receiver_epoch, number, body)
     return [_encoder.encode(Envelope(PROTOCOL, sender_epoch, receiver_epoch, number, checksum)), body]
 
