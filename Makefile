@@ -8,7 +8,7 @@ LMCACHE  := .venv-lmcache/.made-$(shell cksum < requirements-lmcache.txt | tr ' 
 MOONCAKE := .venv-mooncake/.made-$(shell cksum < requirements-mooncake.txt | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help compiled setup demo serve test test-mutants test-backends test-compose lmcache lint bench docs
+.PHONY: help compiled setup demo serve test test-faults test-mutants test-backends test-compose lmcache lint bench docs
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,10 @@ serve: compiled ## serve the OpenAI API from this machine
 
 test: compiled ## run every test: unit, conformance, simulation, integration, faults (ARGS='-k name' for some)
 	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+test-faults: compiled ## hit each service, link and disk in the middle of everything (ARGS="'storage kill'" for some cells)
+	$(BIN)/python -m pytest -q tests/faults/run_guide.py
+	$(BIN)/python -m tests.faults.matrix $(ARGS)
 
 test-mutants: $(STAMP) ## plant faults in copies of the core and print the seeds that find them (ARGS="'no fence'" for some)
 	$(BIN)/python -m tests.mutants $(ARGS)

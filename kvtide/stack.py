@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -113,12 +113,15 @@ def unfinished(status: Mapping[str, Any]) -> int:
 
 @asynccontextmanager
 async def running_stack(
-    config: Config, environment: Mapping[str, str] | None = None, report: Report = lambda line: None
+    config: Config,
+    environment: Mapping[str, str] | None = None,
+    report: Report = lambda line: None,
+    of_role: Callable[[str, Config], Config] = lambda role, config: config,
 ) -> AsyncIterator[Stack]:
     """Start the four services; on leaving, stop them and leave nothing but logs and page files.
 
-    `environment` is added to this process's own. Not ready yet when it yields: see `Stack.wait_ready`.
-    Raises StackError when another stack holds the run folder.
+    `environment` is added to this process's own. `of_role` gives a service a configuration of its own. Not ready yet
+    when it yields: see `Stack.wait_ready`. Raises StackError when another stack holds the run folder.
     """
     config = await asyncio.to_thread(with_model, config, report)
     folder = config.run_folder
@@ -128,7 +131,7 @@ async def running_stack(
         remove_leftovers(config)
         try:
             async with Supervisor(
-                [_command(config, role, environment or {}) for role in SERVICES],
+                [_command(of_role(role, config), role, environment or {}) for role in SERVICES],
                 [f"{role}-0" for role in STOP_ORDER],
                 report,
                 lambda pids: record_children(folder, pids),

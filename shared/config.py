@@ -105,6 +105,7 @@ class Storage(_Section):
         Annotated[str, Meta(pattern=SCHEDULER)], ...
     ] = ()  # IDENTITY@ENDPOINT of every scheduler that shares it, see containers.md; empty = run.scheduler_endpoint
     pages_endpoint: Endpoint = ""  # where workers that can't map it get pages, e.g. tcp://0.0.0.0:5701; empty = nowhere
+    pages_advertise: Endpoint = ""  # where workers find pages_endpoint if not there, as behind a proxy; empty = there
     backend: Backend = "hash_file"  # the L3 store, see backends.md
     folder: str = ""  # page files (L3); empty = "l3" in the cache folder
     quota_bytes: PositiveInt = 10 * GIB  # bytes of pages that `hash_file`, `file` and `memory` keep
@@ -265,6 +266,10 @@ def _check_storage(storage: Storage) -> None:
     backend = storage.backend
     if backend == "dynamic" and not storage.dynamic_class:
         raise ConfigError('storage.backend "dynamic" needs storage.dynamic_class, such as "mypackage.store:MyStore"')
+    if storage.pages_advertise and not storage.pages_endpoint:
+        raise ConfigError(
+            "storage.pages_advertise says where storage.pages_endpoint is found, which is empty: set both"
+        )
     if storage.dynamic_class and backend != "dynamic":
         raise ConfigError(f'storage.dynamic_class is for storage.backend "dynamic", which is "{backend}"')
     if storage.options and backend not in ("dynamic", "mooncake"):

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from services.gpu_worker import test_hooks
 from services.gpu_worker.kv_pool import KVPool
 from services.gpu_worker.model.batch import ForwardBatch, Segment
 from services.gpu_worker.model.llama import Llama
@@ -17,7 +16,7 @@ from services.gpu_worker.sampling import Adjust, SampledToken, sample
 from services.gpu_worker.sampling_grammar import Grammars
 from services.gpu_worker.sampling_guide import SoFar, adjustment
 from services.gpu_worker.transfers import RANK
-from shared import tracing
+from shared import test_hooks, tracing
 from shared.errors import ProtocolError
 from shared.messages.worker import RunStep, Sampled, StepDone, StepFailed, StepItem
 from shared.packed import Ints, pack, unpack

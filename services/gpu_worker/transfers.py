@@ -13,10 +13,10 @@ from contextlib import closing
 import numpy as np
 
 from kernels.page_copy import PageCopier, PageCopy
-from services.gpu_worker import test_hooks
 from services.gpu_worker.host_segment import BadPages, Chunk
 from services.gpu_worker.kv_pool import KVPool
 from services.gpu_worker.operations import Load, OperationCancelled, Write
+from shared import test_hooks
 from shared.geometry import PageGeometry
 from shared.messages.common import Cancelled, Message, OperationFailed
 from shared.messages.worker import LoadDone, WriteDone

@@ -99,7 +99,7 @@ def read_page(path: Path, layout: PageFormat, digest: bytes, page: memoryview, *
 
     Raises CorruptPageError, or OSError (FileNotFoundError for a page that isn't there).
     """
-    test_hooks.before_read()
+    test_hooks.before_read(path)
     header = block_buffer(layout.header_bytes)
     file = os.open(path, OPEN_TO_READ)
     try:

@@ -63,9 +63,11 @@ class Session:
 class PageServer:
     """Serves the pages of open segments. It belongs to the event loop; only `Put.place` runs in a thread."""
 
-    def __init__(self, endpoint: str, current: Callable[[int], OwnedSegment | None]) -> None:
-        """Bind. `current` gives the open segment of an epoch. Raises ProtocolError when the endpoint can't be bound."""
-        self.endpoint = reachable(endpoint)
+    def __init__(self, endpoint: str, current: Callable[[int], OwnedSegment | None], advertise: str = "") -> None:
+        """Bind. `current` gives the open segment of an epoch. advertise: what workers connect to, if not `endpoint`.
+
+        Raises ProtocolError when the endpoint can't be bound."""
+        self.endpoint = advertise or reachable(endpoint)
         self.counters = Counters()
         self._current = current
         self._router = Router(endpoint)

@@ -33,7 +33,7 @@ async def make_service(config: Config, identity: str) -> "StorageService":
     await backend.start()
     stats = backend.stats()
     log.info("backend_ready id=%s files=%d", backend.info.backend_id, stats.get("l3_files", 0))
-    service = StorageService(identity, backend, config.storage.pages_endpoint)
+    service = StorageService(identity, backend, config.storage.pages_endpoint, config.storage.pages_advertise)
     for scheduler, pool in pools.items():
         service.add_lease(scheduler, pool, endpoints[scheduler])
     return service
@@ -49,12 +49,13 @@ def _make_pool(config: Config, identity: str, scheduler: str, share: int) -> Hos
 class StorageService:
     """Everything here happens in the event loop; page bytes move in the backend's threads."""
 
-    def __init__(self, identity: str, backend: Backend, pages_endpoint: str) -> None:
-        """pages_endpoint: serves the pools to workers that can't map them; "" = to nobody."""
+    def __init__(self, identity: str, backend: Backend, pages_endpoint: str, pages_advertise: str = "") -> None:
+        """pages_endpoint: serves the pools to workers that can't map them; "" = to nobody. pages_advertise: as in the
+        configuration."""
         self.identity = identity
         self.backend = backend
         self.leases: list[Lease] = []
-        self.pages = PageServer(pages_endpoint, self._open_segment) if pages_endpoint else None
+        self.pages = PageServer(pages_endpoint, self._open_segment, pages_advertise) if pages_endpoint else None
 
     def add_lease(self, scheduler: str, pool: HostPool, endpoints: list[str]) -> None:
         """Give a scheduler identity its range of the memory, and connect to its processes."""

@@ -9,6 +9,7 @@ Each setting works at once, on open connections too. What a proxy does it does t
 
 import asyncio
 import contextlib
+import random
 from types import TracebackType
 from typing import Self
 
@@ -22,7 +23,7 @@ class TcpProxy:
         """target: "tcp://HOST:PORT" or "http://HOST:PORT"."""
         self.delay_s = 0.0  # that each chunk waits
         self.rate = 0.0  # bytes/s of each direction; 0 = as fast as it goes
-        self.corrupt_every = 0  # flips a bit in every n-th chunk; 0 = in none
+        self.corrupt_every = 0  # flips a bit in every n-th chunk, somewhere; 0 = in none
         self.refuse = False  # closes new connections at once
         self.blackhole = False  # reads bytes and passes none on: to both ends the link looks alive
         self.passed = bytearray()  # what went through, for a test that looks at the wire; see `record`
@@ -33,7 +34,8 @@ class TcpProxy:
         self._port = int(port)
         self._flowing = asyncio.Event()
         self._flowing.set()
-        self._chunks = 0
+        self.chunks = 0  # read so far
+        self._chance = random.Random(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
@@ -102,13 +104,14 @@ class TcpProxy:
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while chunk := await reader.read(CHUNK):
+            self.chunks += 1
             await self._flowing.wait()
             await asyncio.sleep(self.delay_s + (len(chunk) / self.rate if self.rate else 0.0))
             if self.blackhole:
                 continue
-            self._chunks += 1
-            if self.corrupt_every and self._chunks % self.corrupt_every == 0:
-                chunk = chunk[:-1] + bytes([chunk[-1] ^ 1])
+            if self.corrupt_every and self.chunks % self.corrupt_every == 0:
+                at = self._chance.randrange(len(chunk))
+                chunk = chunk[:at] + bytes([chunk[at] ^ 1 << self._chance.randrange(8)]) + chunk[at + 1 :]
             if self.record:
                 self.passed += chunk
             writer.write(chunk)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from services.gpu_worker import test_hooks
+from shared import test_hooks
 from tests.unit.gpu_worker.service.fake_scheduler import WAIT_S
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.gpu_worker import test_hooks
+from shared import test_hooks
 from shared.errors import ConfigError
 
 

@@ -1,0 +1,61 @@
+"""A client that asks again after a retryable error, and keeps every token that came."""
+
+import asyncio
+import contextlib
+
+from kvtide.chat_client import Answer, RequestError, client, complete
+from kvtide.child import StackError
+from kvtide.oracle import Emitted
+from kvtide.stack import Stack
+
+END_S = 120.0  # from the question to the answer, with a service's restart and the client's retries between them
+RETRY_S = 0.5  # what the client waits before it asks again
+
+
+class Asked:
+    """One request of a client that doesn't give up."""
+
+    def __init__(self, stack: Stack, text: str, max_tokens: int) -> None:
+        self.attempts: list[Answer] = []
+        self.errors: list[str] = []  # all retryable
+        self._stack = stack
+        self._text = text
+        self._max_tokens = max_tokens
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def tokens(self) -> int:
+        """That the last attempt has so far."""
+        return len(self.attempts[-1].tokens) if self.attempts else 0
+
+    @property
+    def emitted(self) -> list[Emitted]:
+        """Every token that reached the client, those of broken answers too."""
+        return [answer.emitted for answer in self.attempts if answer.tokens]
+
+    async def answered(self) -> Answer:
+        """Wait for the answer. Raises RequestError for an error that isn't retryable, TimeoutError after END_S."""
+        return await self._task
+
+    async def cancel(self) -> None:
+        """Close the connection."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await self._task
+
+    async def _run(self) -> Answer:
+        async with asyncio.timeout(END_S):
+            while True:
+                answer = Answer()
+                self.attempts.append(answer)
+                try:
+                    async with client(self._stack.url) as http:
+                        options = {"max_tokens": self._max_tokens, "ignore_eos": True}
+                        return await complete(http, self._stack.config.model.name, self._text, answer, **options)
+                except RequestError as error:
+                    if not error.retryable:
+                        raise
+                    self.errors.append(str(error))
+                except StackError as error:  # the gateway hasn't opened its port yet
+                    self.errors.append(str(error))
+                await asyncio.sleep(RETRY_S)
