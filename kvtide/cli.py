@@ -96,6 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     soak = _add(benches, "soak", _soak, "mixed load with aborts on tiny pools; looks for leaks", json=True)
     soak.add_argument("--seconds", type=float, default=60.0, help="how long the load lasts (default %(default)s)")
     soak.add_argument("--seed", type=int, default=1, help="of the load (default %(default)s)")
+    tenants = _add(benches, "tenants", _tenants, "what one tenant can learn of another from times", json=True)
+    tenants.add_argument("--seed", type=int, default=1, help="of the prompts (default %(default)s)")
     core = _add(benches, "core", _core, "the scheduler's core against SGLang's trees", json=True)
     core.add_argument("--peers", type=Path, required=True, metavar="FOLDER", help="made by bench/peers/setup FOLDER")
     for name, text in BENCHES.items():
@@ -232,6 +234,12 @@ async def _soak(options: argparse.Namespace, config: Config) -> int:
     from kvtide.bench.soak import run_soak
 
     return await run_soak(config, options.seconds, options.seed, options.json)
+
+
+async def _tenants(options: argparse.Namespace, config: Config) -> int:
+    from kvtide.bench.tenants import run_tenants
+
+    return await run_tenants(config, options.seed, options.json)
 
 
 async def _core(options: argparse.Namespace, config: Config) -> int:
