@@ -13,10 +13,10 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import save_file
 
-from services.gpu_worker import service, test_hooks
+from services.gpu_worker import service
 from services.gpu_worker.engine import Engine, build_engine
 from services.storage.page_server import PageServer
-from shared import link
+from shared import link, test_hooks
 from shared.config import Config, load_config
 from shared.link import new_epoch
 from shared.messages.storage import Holder

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from kernels.checksum import crc32c
-from services.gpu_worker import stepper, test_hooks
+from services.gpu_worker import stepper
+from shared import test_hooks
 from shared.config import Config
 from shared.messages.common import OperationFailed
 from shared.messages.worker import LoadDone, RunStep, StepDone, StepFailed, WriteDone
