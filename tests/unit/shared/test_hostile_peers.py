@@ -30,6 +30,7 @@ from tests.unit.shared.hostile import hostile
 COUNT = int(os.environ.get("KVTIDE_FUZZ", "3000"))
 BURST = 200  # messages on their way at once: below every queue's bound, so that none is dropped before it is heard
 PATIENCE_S = 60.0
+BEAT_S = 2.0  # between two heartbeats of the hostile peer: who is silent for 15 s is lost, and its connection made anew
 GROWTH = 1000  # objects that may be left after all of them: less than one for each message
 EPOCH = time.time_ns()
 IDENTITY = "gateway-0"
@@ -41,9 +42,11 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
-async def pour(frames: Iterator[list[bytes]], send: Callable[[list[bytes]], bool], counters: Counters) -> None:
-    """Send everything; each message must be counted, and nothing of it kept."""
-    deadline = time.monotonic() + PATIENCE_S + COUNT / 500
+async def pour(
+    frames: Iterator[list[bytes]], send: Callable[[list[bytes]], bool], counters: Counters, beat: list[bytes]
+) -> None:
+    """Send everything, and a well-formed `beat` now and then; each message must be counted, and nothing of it kept."""
+    deadline, beat_s = time.monotonic() + PATIENCE_S + COUNT / 500, 0.0
     before, objects, sent = dropped(counters), len(gc.get_objects()), 0
 
     async def wait(behind: int) -> None:
@@ -52,6 +55,9 @@ async def pour(frames: Iterator[list[bytes]], send: Callable[[list[bytes]], bool
             await asyncio.sleep(0.001)
 
     for each in frames:
+        if time.monotonic() > beat_s:
+            assert send(beat)
+            beat_s = time.monotonic() + BEAT_S
         assert send(each)
         sent += 1
         await wait(BURST)
@@ -84,7 +90,8 @@ async def test_a_scheduler_outlives_hostile_peers(folder: Path) -> None:
     try:
         await connected(dealer, encode(EPOCH, 0, GatewayHello(IDENTITY)))
         samples: list[Message] = [GatewayHello(IDENTITY), Heartbeat(1.0, {}), StatusWanted(), Abort("r")]
-        await pour(hostile(1, COUNT, samples, EPOCH, service.epoch), dealer.send, service.counters)
+        beat = encode(EPOCH, service.epoch, Heartbeat(5.0, {}))
+        await pour(hostile(1, COUNT, samples, EPOCH, service.epoch), dealer.send, service.counters, beat)
         assert not running.done()
         assert [peer["up"] for peer in service.status()["peers"]] == [True]
     finally:
@@ -100,7 +107,8 @@ async def test_a_page_server_outlives_hostile_workers(folder: Path) -> None:
     try:
         await connected(dealer, encode(EPOCH, 1, Join("worker-0")))
         frames = (each for each in hostile(2, 2 * COUNT, [Join("worker-0"), Stop(1)], EPOCH, 1) if not old(each))
-        await pour((each for each, _ in zip(frames, range(COUNT), strict=False)), dealer.send, server.counters)
+        messages = (each for each, _ in zip(frames, range(COUNT), strict=False))
+        await pour(messages, dealer.send, server.counters, encode(EPOCH, 1, Join("worker-0")))
         assert not running.done()
         assert server.holders() == []
     finally:
@@ -161,7 +169,8 @@ async def test_a_link_outlives_a_hostile_scheduler(folder: Path, union: Any, sam
         router.send(IDENTITY, encode(EPOCH, tested.epoch, Welcome("scheduler-0")))
         lies = [*samples, Welcome("x"), Refused("no", False), Heartbeat(1.0, {})]
         messages = hostile(3, COUNT, lies, EPOCH, tested.epoch)
-        await pour(messages, lambda frames: router.send(IDENTITY, frames), tested.counters)
+        beat = encode(EPOCH, tested.epoch, Heartbeat(5.0, {}))
+        await pour(messages, lambda frames: router.send(IDENTITY, frames), tested.counters, beat)
         assert not running.done()
         assert owner.heard == []
     finally:
