@@ -1,17 +1,22 @@
-"""`kvtide flush | drain | undrain | attach | detach | clear`: change a running stack, over the scheduler's socket."""
+"""`kvtide flush | drain | attach | ...`: change a running stack over the scheduler's socket.
+
+`kvtide pin` asks the gateway, which knows the tokens of a text.
+"""
 
 import asyncio
 from typing import Any
 
 from kvtide.child import StackError
 from kvtide.status import Guest
+from kvtide.why import ask_gateway
+from shared.config import Config
 from shared.errors import ProtocolError
 from shared.messages.gateway import AdminAction, Administer, Administered
 
 ANSWER_TIMEOUT_S = 30.0  # to clear 100,000 page files takes some seconds
 QUESTION = 1  # one a process
 
-ACTIONS: dict[AdminAction, str] = {
+ACTIONS: dict[AdminAction, str] = {  # of a storage, or of all
     "flush": "forget every page in device and host memory that nothing uses; L3 keeps its pages",
     "drain": "take a storage's pages out and give it no new ones, so that it can be stopped",
     "undrain": "let a drained storage take pages again",
@@ -38,9 +43,18 @@ class _Wish(Guest):
             self.answer.set_result(message)
 
 
-async def administer(endpoint: str, action: AdminAction, storage: str) -> dict[str, int]:
+async def pin(config: Config, text: str, salt: str, ttl_s: float, url: str) -> dict[str, int]:
+    """Have what the stack caches of a text pinned. Raises StackError with the gateway's words when it refuses."""
+    keys = config.gateway.admin_keys
+    body = await ask_gateway(
+        config, "POST", "/kvtide/admin/pin", url, keys, {"prompt": text, "cache_salt": salt, "ttl_s": ttl_s}
+    )
+    return {name: body[name] for name in ("pin", "pages")}
+
+
+async def administer(endpoint: str, action: AdminAction, storage: str = "", pin: int = 0) -> dict[str, int]:
     """Have the stack changed; returns what the scheduler counted. Raises StackError with its reason when it refuses."""
-    wish = _Wish(endpoint, Administer(QUESTION, action, storage))
+    wish = _Wish(endpoint, Administer(QUESTION, action, storage, pin=pin))
     link = asyncio.create_task(wish.link.run())
     try:
         first: list[asyncio.Future[Any]] = [wish.answer, link]

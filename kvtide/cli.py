@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtide.admin import ACTIONS, NEEDS_STORAGE
+from kvtide.child import StackError
 from kvtide.replay import command as replay
 from kvtide.simulation import command as simulation
 from shared.config import Config, load_config
@@ -81,6 +82,13 @@ def _parser() -> argparse.ArgumentParser:
         if action != "flush":
             given = None if action in NEEDS_STORAGE else "?"
             change.add_argument("storage", metavar="STORAGE", nargs=given, default="", help="such as storage-0")
+    pin = _add(commands, "pin", _pin, "keep what is cached of a text for a time", json=True)
+    pin.add_argument("file", type=Path, metavar="FILE", help="the text, as a completion's prompt")
+    pin.add_argument("--salt", default="", help="cache_salt of the requests that are to find it")
+    pin.add_argument("--ttl", type=float, default=3600.0, metavar="SECONDS", help="how long (default %(default)s)")
+    pin.add_argument("--url", default="", help="of the gateway, when it isn't this configuration's own process")
+    unpin = _add(commands, "unpin", _unpin, "let a pinned text go", json=True)
+    unpin.add_argument("pin", type=int, metavar="PIN", help="the number that kvtide pin has said")
     _add(commands, "doctor", _doctor, "say whether the stack can run on this machine, and what to do", json=True)
     text = "make the keys that TCP links between hosts need"
     keys = commands.add_parser("keys", help=text, description=text[0].upper() + text[1:] + ".")
@@ -190,6 +198,26 @@ async def _why(options: argparse.Namespace, config: Config) -> int:
         print(json.dumps(answer))
     else:
         print_why(answer, Console())
+    return 0
+
+
+async def _pin(options: argparse.Namespace, config: Config) -> int:
+    from kvtide.admin import pin
+
+    try:
+        text = options.file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise StackError(f"can't read {options.file}: {error.strerror}") from None
+    figures = await pin(config, text, options.salt, options.ttl, options.url)
+    print(json.dumps(figures) if options.json else f"pin {figures['pin']}: {figures['pages']} pages")
+    return 0
+
+
+async def _unpin(options: argparse.Namespace, config: Config) -> int:
+    from kvtide.admin import administer
+
+    await administer(config.scheduler_endpoint, "unpin", pin=options.pin)
+    print(json.dumps({"pin": options.pin}) if options.json else f"pin {options.pin} has ended")
     return 0
 
 

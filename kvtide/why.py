@@ -1,6 +1,7 @@
 """`kvtide why REQUEST_ID`: ask the gateway where an answer's prompt came from, and show it."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -18,11 +19,18 @@ TIERS = ("device", "host", "storage")
 
 async def fetch_why(config: Config, request_id: str, url: str = "") -> dict[str, Any]:
     """The explanation as decoded JSON. Raises StackError, with the gateway's own words where it refuses."""
+    return await ask_gateway(config, "GET", f"/kvtide/why/{request_id}", url, config.gateway.api_keys)
+
+
+async def ask_gateway(
+    config: Config, method: str, path: str, url: str, keys: Sequence[str], content: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """One answer of the gateway, with the first of `keys`. Raises StackError with its own words where it refuses."""
     url = url or _gateway(config)
-    headers = {"authorization": f"Bearer {config.gateway.api_keys[0]}"} if config.gateway.api_keys else {}
+    headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
     try:
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=ANSWER_TIMEOUT_S, headers=headers) as http:
-            answer = await http.get(f"/kvtide/why/{request_id}")
+            answer = await http.request(method, path, json=content)
             body: dict[str, Any] = answer.json()
     except (httpx.HTTPError, ValueError) as error:
         raise StackError(f"the gateway at {url} does not answer ({error!r}); is the stack running?") from None

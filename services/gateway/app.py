@@ -53,7 +53,7 @@ def build_app(
         Route("/tokenize", JsonRoute(tokens.tokenize), methods=["POST"]),
         Route("/detokenize", JsonRoute(tokens.detokenize), methods=["POST"]),
         Route("/kvtide/why/{id}", Why(client).page),
-        Route(ADMIN_PATH + "{action}", Admin(client), methods=["POST"]),
+        Route(ADMIN_PATH + "{action}", Admin(client, model), methods=["POST"]),
         Route("/openapi.json", OpenApi(model, bool(keys)).page),
     ]
     page = dashboard_routes()

@@ -31,7 +31,6 @@ from shared.messages import ToGateway
 from shared.messages.common import Message
 from shared.messages.gateway import (
     Abort,
-    AdminAction,
     Administer,
     Administered,
     EmitTokens,
@@ -120,9 +119,9 @@ class SchedulerClient:
         found: list[dict[str, Any]] | None = json.loads(body) if body is not None else None
         return found
 
-    async def administer(self, action: AdminAction, storage: str) -> Administered | None:
-        """Have the running stack changed; None when the scheduler doesn't answer in time."""
-        answer = await self._ask(lambda question: Administer(question, action, storage), ADMIN_TIMEOUT_S)
+    async def administer(self, make: Callable[[int], Administer]) -> Administered | None:
+        """Have the running stack changed; None when the scheduler doesn't answer in time. make: from its number."""
+        answer = await self._ask(make, ADMIN_TIMEOUT_S)
         assert answer is None or isinstance(answer, Administered)
         return answer
 

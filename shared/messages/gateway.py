@@ -6,6 +6,8 @@ from typing import Literal
 from shared.messages.common import Message, check_packed
 from shared.messages.worker import Sampling
 
+MAX_TTL_S = 7 * 86_400.0  # of a pin: who wants it longer pins again
+
 
 class GatewayHello(Message, tag=True):
     """Gateway -> scheduler, first message."""
@@ -105,7 +107,7 @@ class Why(Message, tag=True):
     body: bytes  # JSON list, one object for each known request: docs/api.md
 
 
-AdminAction = Literal["flush", "drain", "undrain", "attach", "detach", "clear"]
+AdminAction = Literal["flush", "drain", "undrain", "attach", "detach", "clear", "pin", "unpin"]
 
 
 class Administer(Message, tag=True):
@@ -113,7 +115,17 @@ class Administer(Message, tag=True):
 
     question: int  # repeated in the answer
     action: AdminAction  # docs/operations.md
-    storage: str  # identity of the storage that is meant; "" = every one
+    storage: str = ""  # identity of the storage that is meant; "" = every one
+    tokens: bytes = b""  # packed int32: the prefix to pin
+    namespace: Namespace = Namespace()  # whose
+    ttl_s: float = 0.0  # seconds that the pin lasts
+    pin: int = 0  # number of the pin to end
+
+    def __post_init__(self) -> None:
+        """A packed list, and a time."""
+        check_packed(tokens=self.tokens)
+        if not 0 <= self.ttl_s <= MAX_TTL_S:
+            raise ValueError(f"ttl_s {self.ttl_s} is not within 0 and {MAX_TTL_S:g} s")
 
 
 class Administered(Message, tag=True):
@@ -121,7 +133,7 @@ class Administered(Message, tag=True):
 
     question: int  # of the Administer
     refusal: str  # why it wasn't done, "" = it was
-    figures: dict[str, int]  # name -> pages, for a person
+    figures: dict[str, int]  # name -> pages and other numbers, for a person
 
 
 class StatusWanted(Message, tag=True):

@@ -11,10 +11,12 @@ from services.scheduler.core.host_memory import HostMemory
 from services.scheduler.core.node import HostSpan, Node
 from services.scheduler.core.operations import Control
 from services.scheduler.core.pages import HostPool
+from services.scheduler.core.pins import Pins
 from services.scheduler.core.state import State
 from shared.messages.common import OperationFailed
 from shared.messages.gateway import Administer, Administered
 from shared.messages.storage import BackendChanged, ChangeBackend
+from shared.page_hash import namespace_seed
 
 FLUSHED, DRAINED = Fate("evicted", "flush"), Fate("evicted", "drain")
 
@@ -22,9 +24,10 @@ FLUSHED, DRAINED = Fate("evicted", "flush"), Fate("evicted", "drain")
 class Admin:
     """Each action is answered once: at once, or when the storages have answered."""
 
-    def __init__(self, state: State, host: HostMemory) -> None:
+    def __init__(self, state: State, host: HostMemory, pins: Pins) -> None:
         self._state = state
         self._host = host
+        self._pins = pins
 
     def carry_out(self, asker: PeerKey, wish: Administer) -> None:
         """Do it, and tell the asker."""
@@ -34,6 +37,11 @@ class Admin:
             self._answer(asker, wish, f"there is no storage {wish.storage!r}; there are: {known}")
             return
         match wish.action:
+            case "pin":
+                self._pin(asker, wish)
+            case "unpin":
+                ended = self._pins.remove(wish.pin)
+                self._answer(asker, wish, "" if ended else f"there is no pin {wish.pin}, or it has ended")
             case "flush" if wish.storage:
                 self._answer(asker, wish, "a flush is of every tier of the stack: name no storage")
             case "flush":
@@ -43,6 +51,8 @@ class Admin:
             case "drain" | "undrain":
                 (pool,) = pools.values()
                 pool.draining = wish.action == "drain"
+                if pool.draining:
+                    self._pins.leave(pool)
                 self._state.space_freed = True
                 self.go_on()
                 self._answer(asker, wish, "", {"host_pages": pool.cached})
@@ -54,6 +64,14 @@ class Admin:
         for pool in self._host.pools.values():
             if pool.draining and pool.usable:
                 self._host.evict_host(pool, pool.total, DRAINED)
+
+    def _pin(self, asker: PeerKey, wish: Administer) -> None:
+        names = wish.namespace
+        done = self._pins.add(namespace_seed(names.tenant, names.lora_id, names.extra_key), wish.tokens, wish.ttl_s)
+        if isinstance(done, str):
+            self._answer(asker, wish, done)
+        else:
+            self._answer(asker, wish, "", {"pin": done[0], "pages": done[1]})
 
     # --- flush --------------------------------------------------------------------------------------------------
 

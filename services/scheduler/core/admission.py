@@ -5,6 +5,7 @@ from services.scheduler.core.device_memory import DeviceMemory
 from services.scheduler.core.load_back import LoadBack
 from services.scheduler.core.node import Node
 from services.scheduler.core.operations import Load, Step
+from services.scheduler.core.pins import Pins
 from services.scheduler.core.prefetch import Prefetcher
 from services.scheduler.core.request import Request, RequestState
 from services.scheduler.core.requests import Requests
@@ -31,6 +32,7 @@ class Admission:
         load_back: LoadBack,
         backup: Backup,
         why: Why,
+        pins: Pins,
     ) -> None:
         self._state = state
         self._requests = requests
@@ -39,6 +41,7 @@ class Admission:
         self._load_back = load_back
         self._backup = backup
         self._why = why
+        self._pins = pins
         self.max_steps = 1  # the worker's window
         self._short = False  # an older request lacks pages: no younger one runs ahead, so that it can be retracted
         self.in_order = True  # False: a worker has missed a step, so that none follows until those in flight have ended
@@ -92,7 +95,10 @@ class Admission:
             if other is not request:
                 self._prefetcher.unreserve(other)
         self._prefetcher.dismiss_hungry()
-        return self.admit(request)
+        admitted = self.admit(request)
+        while not admitted and not self._device.waits and self._pins.give_way():
+            admitted = self.admit(request)
+        return admitted
 
     def admit(self, request: Request) -> bool:
         """Lock the request's path, start its loads, give it a row. False when the memory isn't there (yet)."""
@@ -228,7 +234,7 @@ class Admission:
         reserved = [other for other in self._requests.all.values() if other.reserved is not None]
         for other in reserved:
             self._prefetcher.unreserve(other)
-        return self._prefetcher.dismiss_hungry() or bool(reserved)
+        return self._prefetcher.dismiss_hungry() or bool(reserved) or self._pins.give_way()
 
 
 def _loads(path: list[Node]) -> set[Load]:

@@ -102,6 +102,7 @@ class FakeScheduler:
         self.pace_s = 0.0  # between two tokens of an answer
         self.finish_aborted = False  # answers Abort with Finish
         self.status: bytes | None = msgspec.json.encode({"ready": True, "peers": [], "counters": {}})
+        self.last_wish: Administer | None = None
         self.wishes: list[tuple[str, str]] = []  # Administer: action and storage
         self.refusal = ""  # of Administer
         self.explanations: dict[str, dict] = {}  # by request id
@@ -174,6 +175,7 @@ class FakeScheduler:
             self.send(Why(message.question, msgspec.json.encode(known)))
         elif isinstance(message, Administer):
             self.wishes.append((message.action, message.storage))
+            self.last_wish = message
             self.send(Administered(message.question, self.refusal, {"pages": 3}))
         elif isinstance(message, StatusWanted) and self.status is not None:
             self.send(Status(self.status))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.packed import unpack
 from tests.unit.gateway.harness import Stack, run_stack
 
 ADMIN = {"authorization": "Bearer boss"}
@@ -62,3 +63,33 @@ async def test_a_scheduler_that_does_not_answer_is_503(run_folder: Path, model_f
     async with run_stack(run_folder, model_folder, scheduler=False, admin_keys=("boss",)) as stack:
         response = await stack.post("/kvtide/admin/flush", {}, headers=ADMIN)
         assert response.status_code == 503
+
+
+async def test_a_pin_is_of_the_tokens_that_a_request_has(guarded: Stack) -> None:
+    ids = guarded.words.ids("a b c")
+    for prompt in ("a b c", ids):
+        body = {"prompt": prompt, "cache_salt": "alice", "ttl_s": 5}
+        assert (await guarded.post("/kvtide/admin/pin", body, headers=ADMIN)).status_code == 200
+        wish = guarded.scheduler.last_wish
+        assert unpack(wish.tokens).tolist() == ids
+        assert (wish.namespace.tenant, wish.ttl_s) == ("alice", 5.0)
+    body = {"messages": [{"role": "user", "content": "a"}]}
+    assert (await guarded.post("/kvtide/admin/pin", body, headers=ADMIN)).status_code == 200
+    assert len(unpack(guarded.scheduler.last_wish.tokens)) > 1
+    assert (await guarded.post("/kvtide/admin/unpin", {"pin": 7}, headers=ADMIN)).status_code == 200
+    assert guarded.scheduler.last_wish.pin == 7
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": "a", "ttl_s": 0}, "ttl_s"),
+        ({"prompt": "a", "ttl_s": 1e9}, "ttl_s"),
+    ],
+)
+async def test_a_pin_of_nothing_or_for_ever_is_refused_by_name(guarded: Stack, body: dict, param: str) -> None:
+    response = await guarded.post("/kvtide/admin/pin", body, headers=ADMIN)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
