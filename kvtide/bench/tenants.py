@@ -23,13 +23,13 @@ from kvtide.tiers import geometry_of
 from shared.config import Config
 
 PROBES = 200  # half of them of the neighbour's prompts
-CONTROLS = 40  # half of them again
+CONTROLS = 100  # half of them again
 LEAST_P = 0.01  # below it the times differ
-PROMPT_TOKENS = 129  # eight pages and a token: a hit saves most of a prefill, and a probe takes a fraction of a second
+PROMPT_TOKENS = 257  # sixteen pages and a token: a hit saves most of a prefill, the longest part of a probe
 TOKEN_IDS = range(1000, 40_000)  # of ordinary words, as most vocabularies have them
 PAGE_TOKENS = 16
-DEVICE_TOKENS = 8192  # half of what the neighbour has sent: the other half is in host memory
-HOST_TOKENS = 65_536  # all of it
+DEVICE_TOKENS = 16_384  # half of what the neighbour has sent: the other half is in host memory
+HOST_TOKENS = 131_072  # all of it
 READY_TIMEOUT_S = 120.0
 NEIGHBOUR, PROBER = "neighbour", "prober"
 

@@ -38,7 +38,7 @@ def test_a_pinned_prefix_outlives_pressure_and_goes_after_its_time() -> None:
     core.settle()
     assert core.match(PROMPT).device_pages == 4
     core.wait(60.0)
-    assert len(core.core.pins) == 0
+    assert len(core.core.admin.pins) == 0
     for other in OTHERS:
         core.compute([token + 1000 for token in other])
     core.settle()
@@ -121,7 +121,7 @@ def test_a_drain_ends_the_pins_of_what_only_that_storage_has_and_a_flush_keeps_p
     core.core.device.evict(0)
     core.answer(core.gateway, Administer(1, "drain", "storage-0"))
     assert core.take(Administered).figures == {"host_pages": 0}
-    assert len(core.core.pins) == 1  # the device has it
+    assert len(core.core.admin.pins) == 1  # the device has it
     core.settle()
     unpin(core, 1)
     core.nothing_left()

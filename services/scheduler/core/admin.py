@@ -24,10 +24,10 @@ FLUSHED, DRAINED = Fate("evicted", "flush"), Fate("evicted", "drain")
 class Admin:
     """Each action is answered once: at once, or when the storages have answered."""
 
-    def __init__(self, state: State, host: HostMemory, pins: Pins) -> None:
+    def __init__(self, state: State, host: HostMemory) -> None:
         self._state = state
         self._host = host
-        self._pins = pins
+        self.pins = Pins(state)
 
     def carry_out(self, asker: PeerKey, wish: Administer) -> None:
         """Do it, and tell the asker."""
@@ -40,7 +40,7 @@ class Admin:
             case "pin":
                 self._pin(asker, wish)
             case "unpin":
-                ended = self._pins.remove(wish.pin)
+                ended = self.pins.remove(wish.pin)
                 self._answer(asker, wish, "" if ended else f"there is no pin {wish.pin}, or it has ended")
             case "flush" if wish.storage:
                 self._answer(asker, wish, "a flush is of every tier of the stack: name no storage")
@@ -52,7 +52,7 @@ class Admin:
                 (pool,) = pools.values()
                 pool.draining = wish.action == "drain"
                 if pool.draining:
-                    self._pins.leave(pool)
+                    self.pins.leave(pool)
                 self._state.space_freed = True
                 self.go_on()
                 self._answer(asker, wish, "", {"host_pages": pool.cached})
@@ -67,7 +67,7 @@ class Admin:
 
     def _pin(self, asker: PeerKey, wish: Administer) -> None:
         names = wish.namespace
-        done = self._pins.add(namespace_seed(names.tenant, names.lora_id, names.extra_key), wish.tokens, wish.ttl_s)
+        done = self.pins.add(namespace_seed(names.tenant, names.lora_id, names.extra_key), wish.tokens, wish.ttl_s)
         if isinstance(done, str):
             self._answer(asker, wish, done)
         else:

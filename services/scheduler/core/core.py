@@ -26,7 +26,6 @@ from services.scheduler.core.load_back import LoadBack, first_bad
 from services.scheduler.core.operations import Archive, Control, Find, Load, Operation, Prefetch, Release, Step, Write
 from services.scheduler.core.pages import HostPool, PagePool
 from services.scheduler.core.peers import Peers
-from services.scheduler.core.pins import Pins
 from services.scheduler.core.prefetch import Prefetcher
 from services.scheduler.core.request import RequestKey, RequestState
 from services.scheduler.core.requests import Requests
@@ -51,11 +50,9 @@ class Core:
         self.requests = Requests(self.state, self.device, self.prefetcher)
         self.steps = Steps(self.state, self.requests, self.device)
         self.why = Why(self.state, self.host)
-        self.pins = Pins(self.state)
-        self.admission = Admission(
-            self.state, self.requests, self.device, self.prefetcher, self.load_back, self.backup, self.why, self.pins
-        )
-        self.admin = Admin(self.state, self.host, self.pins)
+        self.admin = Admin(self.state, self.host)
+        managers = (self.requests, self.device, self.prefetcher, self.load_back, self.backup, self.why, self.admin.pins)
+        self.admission = Admission(self.state, *managers)
         self.peers = Peers(self.state, self)
         self.gateways: set[PeerKey] = set()
         self.superseded = False  # another scheduler has our lease: nothing is sent any more, the process must exit
@@ -80,7 +77,7 @@ class Core:
                 self.state.operations.expire()
                 self.requests.expire()
                 self.peers.expire()
-                self.pins.expire()
+                self.admin.pins.expire()
         if not self.superseded:
             self._go_on()
         commands = self.state.outbox.copy()
@@ -94,11 +91,9 @@ class Core:
 
     def next_deadline(self) -> float | None:
         """When `handle(DeadlineReached(), ...)` is due; None = never."""
-        if self.superseded:
-            return None
-        parts = (self.state.operations, self.requests, self.peers, self.pins)
-        earliest = min(part.next_deadline() for part in parts)
-        return None if earliest == float("inf") else earliest
+        first = min(self.state.operations.next_deadline(), self.requests.next_deadline())
+        earliest = min(first, self.peers.next_deadline(), self.admin.pins.next_deadline())
+        return None if self.superseded or earliest == float("inf") else earliest
 
     def _go_on(self) -> None:
         """Do what the event has made possible."""

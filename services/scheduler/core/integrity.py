@@ -189,7 +189,7 @@ def _check_owners(core: "Core", operations: Iterable[Operation]) -> None:
             held.add(operation.lock)
         if isinstance(operation, Step):
             held.update(operation.locks)
-    held.update(core.pins.locks())
+    held.update(core.admin.pins.locks())
     locks = core.state.tree.locks
     if held != locks:
         raise IntegrityError(f"{len(locks - held)} locks belong to nobody, {len(held - locks)} are unknown")

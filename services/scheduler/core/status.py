@@ -27,12 +27,12 @@ def integrity(core: "Core") -> str:
 
 def status(core: "Core") -> dict[str, Any]:
     """Plain data. Pages everywhere; `locked` counts nodes, `in_flight` and `quarantined` pages of all pools."""
-    device, pinned = _device(core), core.pins.locked()
+    device, pinned = _device(core), core.admin.pins.locked()
     hosts = {pool.storage_id: _host(core, pool) for pool in core.host.pools.values()}
     return {
         "ready": ready(core),
         "locked": sum(node.lock_ref > pinned.get(node, 0) and not node.is_root for node in core.state.tree.nodes()),
-        "pins": {"count": len(core.pins), "pages": core.pins.pages},
+        "pins": {"count": len(core.admin.pins), "pages": core.admin.pins.pages},
         "in_flight": device["in_flight"] + sum(host["in_flight"] for host in hosts.values()),
         "quarantined": device["quarantined"] + sum(host["quarantined"] for host in hosts.values()),
         "requests": _requests(core),
