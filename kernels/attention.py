@@ -1,16 +1,21 @@
-"""Paged attention with plain torch: the reference, and what runs on a CPU.
+"""Paged attention: in torch, which is the reference, and for decodes on a CPU in C.
 
-K/V are gathered page by page, each page one contiguous copy; a table of consecutive pages is read in place. A request's
-attention never depends on the others in its batch, so that its result doesn't either.
+Torch gathers K/V page by page, each page one contiguous copy; a table of consecutive pages is read in place. C reads
+all pages in place. A request's attention never depends on the others in its batch, so that its result doesn't either.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from kernels import native
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 PageTable: TypeAlias = "Tensor | slice"  # int64 [n] page ids in order of position, or a run of consecutive ones
+
+LANES = 16  # of paged_attention.c: heads are whole vectors
+MAX_DIM, MAX_GROUP = 256, 16  # of paged_attention.c: elements of a head, query heads of a KV head
 
 
 def compact(page_table: "Tensor") -> PageTable:
@@ -98,6 +103,76 @@ def decode_attention(
         one = F.scaled_dot_product_attention(grouped[row][None], keys[None], values[None], scale=scale)
         out[row] = one.flatten()
     return out
+
+
+class DecodeAttention:
+    """`decode_attention` for all layers of a step: what they share is checked and made once."""
+
+    def __init__(self, page_tables: "Sequence[Tensor]", lens: Sequence[int], page_size: int, scale: float) -> None:
+        """page_tables: int64 [n] page ids of each request. lens, scale: as in `decode_attention`.
+
+        Raises ValueError for a table that is too short.
+        """
+        import torch
+
+        for table, length in zip(page_tables, lens, strict=True):
+            if len(table) * page_size < length:
+                raise ValueError(f"the page table covers {len(table) * page_size} tokens of {length}; {page_size=}")
+        self._tables, self._lens, self._page_size, self._scale = page_tables, lens, page_size, scale
+        self._compact: list[PageTable] | None = None
+        self._pages = torch.cat(list(page_tables))
+        self._counts = torch.tensor(lens, dtype=torch.int64)
+        self._starts = torch.tensor([0, *map(len, page_tables)][:-1], dtype=torch.int64).cumsum(0)
+        self._last_page = int(self._pages.max())
+        self._scratch: Tensor | None = None
+
+    def __call__(self, q: "Tensor", k_pool: "Tensor", v_pool: "Tensor") -> "Tensor":
+        """q: [B, H, D]; pools: [slots, KV, D]. Returns [B, H * Dv] in q's dtype.
+
+        Raises ValueError for a page outside the pools.
+        """
+        extension, _ = native.load()
+        if extension is None or not _suits_c(q, k_pool, v_pool):
+            self._compact = self._compact or [compact(table) for table in self._tables]
+            return decode_attention(q, k_pool, v_pool, self._compact, self._lens, self._page_size, self._scale)
+        return self._by_c(extension, q, k_pool, v_pool)
+
+    def _by_c(self, extension: native.Native, q: "Tensor", k_pool: "Tensor", v_pool: "Tensor") -> "Tensor":
+        import torch
+
+        if (self._last_page + 1) * self._page_size > min(k_pool.shape[0], v_pool.shape[0]):
+            raise ValueError(f"page {self._last_page} is outside pools of {k_pool.shape[0]} slots")
+        rows, heads, dim = q.shape
+        room = -(-max(self._lens) // LANES) * LANES
+        if self._scratch is None:
+            self._scratch = torch.empty(heads * (room + dim), dtype=torch.float32)
+        out = q.new_empty(rows, heads * dim)
+        shape = native.Shape(
+            heads, k_pool.shape[1], dim, self._page_size, q.stride(0), self._scale, q.dtype == torch.bfloat16
+        )
+        lists = self._pages.data_ptr(), self._starts.data_ptr(), self._counts.data_ptr(), rows
+        addresses = q.data_ptr(), k_pool.data_ptr(), v_pool.data_ptr(), out.data_ptr()
+        extension.decode_attention(*addresses, lists, shape, self._scratch.data_ptr())
+        return out
+
+
+def _suits_c(q: "Tensor", k_pool: "Tensor", v_pool: "Tensor") -> bool:
+    """May C attend to these? It knows float32 and bfloat16 on a CPU, and heads of whole vectors."""
+    import torch
+
+    heads, dim = q.shape[1:]
+    return (
+        q.dtype in (torch.float32, torch.bfloat16)
+        and q.dtype == k_pool.dtype == v_pool.dtype
+        and q.device.type == k_pool.device.type == v_pool.device.type == "cpu"
+        and q.stride()[1:] == (dim, 1)
+        and k_pool.is_contiguous()
+        and v_pool.is_contiguous()
+        and k_pool.shape[1:] == v_pool.shape[1:]
+        and dim % LANES == 0
+        and dim <= MAX_DIM
+        and heads <= MAX_GROUP * k_pool.shape[1]
+    )
 
 
 def _gather(pool: "Tensor", page_table: PageTable, length: int, page_size: int) -> "Tensor":

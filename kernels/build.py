@@ -1,4 +1,4 @@
-"""Compiles `page_copy.c` into `kernels/_build/`: `python -m kernels.build`.
+"""Compiles the C kernels into `kernels/_build/`: `python -m kernels.build`.
 
 The file's name holds a hash of source, flags and machine, so that a checkout shared between machines or images never
 loads another's code. Nothing here runs at import.
@@ -14,17 +14,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("page_copy.c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("page_copy.c", "paged_attention.c"))
 BUILD_FOLDER = Path(__file__).with_name("_build")
 FLAGS = ("-O3", "-shared", "-fPIC", "-std=c11")
 COMPILE_TIMEOUT_S = 120  # it takes one second; a hung compiler must not hang `make setup`
 
 
 def library_path() -> Path:
-    """Where the shared object for this source, these flags and this machine is, or would be."""
+    """Where the shared object for these sources, these flags and this machine is, or would be."""
     machine = " ".join((platform.system(), platform.machine(), *platform.libc_ver()))
-    key = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode() + machine.encode()).hexdigest()[:16]
-    return BUILD_FOLDER / f"page_copy-{key}.so"
+    content = b"".join(source.read_bytes() for source in SOURCES)
+    key = hashlib.sha256(content + " ".join(FLAGS).encode() + machine.encode()).hexdigest()[:16]
+    return BUILD_FOLDER / f"kernels-{key}.so"
 
 
 def find_compiler() -> list[str] | None:
@@ -44,17 +45,17 @@ def build() -> tuple[bool, str]:
         return True, f"{target} is up to date"
     compiler = find_compiler()
     if compiler is None:
-        return False, "no C compiler (looked for $CC, cc, gcc, clang); torch copies pages, more slowly"
+        return False, "no C compiler (looked for $CC, cc, gcc, clang); torch copies pages and attends, more slowly"
     try:
         BUILD_FOLDER.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=BUILD_FOLDER) as scratch:
-            return _compile(compiler, Path(scratch) / "page_copy.so", target)
+            return _compile(compiler, Path(scratch) / "kernels.so", target)
     except OSError as error:
         return False, f"can't build in {BUILD_FOLDER}: {error}"
 
 
 def _compile(compiler: list[str], scratch: Path, target: Path) -> tuple[bool, str]:
-    command = [*compiler, *FLAGS, "-o", str(scratch), str(SOURCE)]
+    command = [*compiler, *FLAGS, "-o", str(scratch), *map(str, SOURCES)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

@@ -2,7 +2,7 @@
 
 import ctypes
 import functools
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,16 @@ Places = npt.NDArray[np.int64]
 Checksums = npt.NDArray[np.uint32]
 
 CHECK_INPUT, CHECK_VALUE = b"123456789", 0xE3069283  # the check value that the CRC catalogues give for CRC32C
+
+
+class Shape(ctypes.Structure):
+    """`struct shape` of paged_attention.c."""
+
+    _fields_: ClassVar = [
+        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "dim", "page_size", "q_row")),
+        ("scale", ctypes.c_float),
+        ("bfloat", ctypes.c_int),
+    ]
 
 
 class Native(NamedTuple):
@@ -35,6 +45,13 @@ class Native(NamedTuple):
             *(host, places.ctypes.data, len(places), device_pages.ctypes.data, host_pages.ctypes.data),
             *(len(device_pages), crc.ctypes.data, int(to_host), int(self.hardware)),
         )
+
+    def decode_attention(
+        self, q: int, k_pool: int, v_pool: int, out: int, rows: tuple[int, int, int, int], shape: Shape, scratch: int
+    ) -> None:
+        """Attention of one token each of several requests: see paged_attention.c. All but `shape` are addresses;
+        rows: of the page ids, of each row's first of them, of each row's length, and the number of rows."""
+        self.library.decode_attention(q, k_pool, v_pool, out, *rows, ctypes.byref(shape), scratch)
 
     def crc_units(self, src: Addresses, unit_bytes: int) -> Checksums:
         """uint32 [n]: CRC32C of the `unit_bytes` bytes at each address. The caller checked the ranges."""
@@ -65,6 +82,8 @@ def _bind(library: ctypes.CDLL) -> Native:
     pointer, size, flag = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     library.copy_pages.argtypes = (pointer, pointer, size, pointer, pointer, size, pointer, flag, flag)
     library.crc_units.argtypes = (pointer, size, size, pointer, flag)
+    library.decode_attention.argtypes = (*(pointer,) * 7, ctypes.c_int64, pointer, pointer)
+    library.decode_attention.restype = None
     library.copy_pages.restype = library.crc_units.restype = None
     library.has_crc_instruction.argtypes = ()
     library.has_crc_instruction.restype = flag

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.attention import PageTable, causal_mask, compact, decode_attention, extend_attention
+from kernels.attention import DecodeAttention, PageTable, causal_mask, compact, extend_attention
 
 
 class Segment(NamedTuple):
@@ -34,8 +34,8 @@ class StepAttention:
         self._page_size, self._scale = page_size, scale
         decodes = [segment for segment in segments if segment.tokens == 1]
         self._decode_rows = _rows([segment.start for segment in decodes])
-        self._decode_tables = [compact(segment.page_table) for segment in decodes]
-        self._decode_lens = [segment.prefix_len + 1 for segment in decodes]
+        tables, lens = [segment.page_table for segment in decodes], [segment.prefix_len + 1 for segment in decodes]
+        self._decode = DecodeAttention(tables, lens, page_size, scale) if decodes else None
         self._extends = [self._extend(segment) for segment in segments if segment.tokens > 1]
 
     def __call__(self, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor) -> torch.Tensor:
@@ -43,16 +43,8 @@ class StepAttention:
         out = q.new_empty(q.shape[0], q.shape[1] * v_pool.shape[2])
         for rows, table, prefix_len, mask in self._extends:
             out[rows] = extend_attention(q[rows], k_pool, v_pool, table, prefix_len, self._page_size, self._scale, mask)
-        if self._decode_lens:
-            out[self._decode_rows] = decode_attention(
-                q[self._decode_rows],
-                k_pool,
-                v_pool,
-                self._decode_tables,
-                self._decode_lens,
-                self._page_size,
-                self._scale,
-            )
+        if self._decode is not None:
+            out[self._decode_rows] = self._decode(q[self._decode_rows], k_pool, v_pool)
         return out
 
     @staticmethod

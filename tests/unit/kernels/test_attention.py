@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from kernels.attention import PageTable, causal_mask, compact, decode_attention, extend_attention, store_kv
+from kernels.attention import (
+    DecodeAttention,
+    PageTable,
+    causal_mask,
+    compact,
+    decode_attention,
+    extend_attention,
+    store_kv,
+)
 
 PAGE, POOL_PAGES, HEADS, KV_HEADS, DIM = 4, 32, 6, 2, 8
 SCALE = DIM**-0.5
@@ -85,3 +93,45 @@ def test_consecutive_pages_become_a_slice() -> None:
     for pages in ([5, 7], [6, 5], []):
         table = torch.tensor(pages, dtype=torch.int64)
         assert compact(table) is table
+
+
+SHAPES = [(64, 3, 3), (128, 2, 4), (32, 1, 1), (48, 2, 2), (256, 1, 16), (80, 4, 1), (8, 2, 3)]  # dim, KV heads, group
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "kv_heads", "group"), SHAPES)
+def test_decodes_of_a_step_equal_dense_and_ignore_the_batch(
+    version: str, dtype: torch.dtype, dim: int, kv_heads: int, group: int
+) -> None:
+    g = torch.Generator().manual_seed(dim)
+    lens = [1, 4, 5, 17, 64, 100]
+    k_pool, v_pool = (torch.randn(64 * PAGE, kv_heads, dim, generator=g).to(dtype) for _ in range(2))
+    order = torch.randperm(64, generator=g)
+    tables = [order[:pages] for pages in (1, 1, 3, 5, 16, 25)]
+    rows = torch.randn(len(lens), kv_heads * (group + 1), dim, generator=g).to(dtype)
+    q = rows[:, : kv_heads * group]  # as the model gives it: a view of q and k side by side
+    out = DecodeAttention(tables, lens, PAGE, SCALE)(q, k_pool, v_pool)
+    assert (out.dtype, out.shape) == (dtype, (len(lens), kv_heads * group * dim))
+    for row, (table, length) in enumerate(zip(tables, lens, strict=True)):
+        slots = (table[:, None] * PAGE + torch.arange(PAGE)).flatten()[:length]
+        expected = dense(q[row : row + 1], k_pool[slots], v_pool[slots])[0]
+        torch.testing.assert_close(out[row].double(), expected, atol=DTYPES[dtype], rtol=0)
+        alone = DecodeAttention([table], [length], PAGE, SCALE)(q[row : row + 1], k_pool, v_pool)
+        assert torch.equal(alone[0], out[row])
+
+
+def test_scores_far_apart_stay_finite(version: str) -> None:
+    k_pool = torch.zeros(4 * PAGE, 1, 16)
+    k_pool[5] = 1e4
+    v_pool = torch.arange(4.0 * PAGE).view(-1, 1, 1).expand(-1, 1, 16).contiguous()
+    out = DecodeAttention([torch.tensor([1, 2])], [8], PAGE, 1.0)(torch.ones(1, 1, 16), k_pool, v_pool)
+    assert torch.equal(out, torch.full((1, 16), 5.0))
+
+
+def test_decodes_beyond_their_pages_or_the_pool_are_refused(version: str) -> None:
+    with pytest.raises(ValueError, match="covers 8 tokens of 9"):
+        DecodeAttention([torch.tensor([1, 2])], [9], PAGE, SCALE)
+    if version == "c":
+        q, pool = torch.ones(1, 1, 16), torch.zeros(2 * PAGE, 1, 16)
+        with pytest.raises(ValueError, match="page 2 is outside pools of 8 slots"):
+            DecodeAttention([torch.tensor([2])], [1], PAGE, 1.0)(q, pool, pool)
