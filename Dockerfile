@@ -6,9 +6,12 @@
 ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE} AS build
-# The compiler makes page copies faster and stays in this stage.
+# The compiler makes page copies and the core faster and stays in this stage. A base image of Debian's own Python lacks
+# Python's headers, the official one has them.
 RUN apt-get update -q \
  && apt-get install -y -q --no-install-recommends gcc libc6-dev \
+ && if [ ! -f "$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ]; then \
+      apt-get install -y -q --no-install-recommends python3-dev; fi \
  && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/kvtide
 ENV PATH=/opt/kvtide/bin:${PATH} PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_FIND_LINKS=/wheels

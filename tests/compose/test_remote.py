@@ -5,11 +5,13 @@ import asyncio
 import pytest
 
 from kvtide.oracle_process import Oracle
+from services.storage.page_server import SESSION_S
 from tests.compose.harness import Compose, run
 from tests.integration.harness import PAGE_TOKENS, prompt
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(1800)]
 
+CUT_S = SESSION_S + 3.0  # the storage ends the worker's session, and neither side hears of it
 BEAT_S = 8.0  # an idle storage tells its numbers every 5 s
 PROMPTS = range(10, 16)  # together more than the device pool
 
@@ -51,6 +53,7 @@ async def test_a_storage_that_was_cut_off_comes_back_and_no_token_is_wrong(remot
     await run("docker", "network", "disconnect", network, storage)
     try:
         alone = await remote.ask(prompt(17))  # its load fails, and it is computed again
+        await asyncio.sleep(CUT_S)
     finally:
         await run("docker", "network", "connect", network, storage)  # under another address, maybe
     number = await _first_backed_up(remote, range(18, 24))
