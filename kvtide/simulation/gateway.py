@@ -129,6 +129,8 @@ class SimGateway(Process):
                 self._submit(ask)
 
     def _submit(self, ask: Ask) -> None:
+        self.world.seen["request of a namespace"] += ask.namespace != NAMESPACES[0]
+        self.world.seen["request with priority"] += ask.priority > 0
         self.send(
             Submit(
                 ask.request_id,
@@ -223,6 +225,7 @@ class SimGateway(Process):
             self.world.fail(f"{ask.request_id} ended with {reason} and {ask.got}, not {wanted} and {ask.expected}")
         self._end(ask, "finished")
         if ask.turns > 0:
+            self.world.seen["request of a later turn"] += 1
             again = self.world.traffic.follow_up(ask)
             self.world.asks.append(again)
             self.world.clock.after(self._rng.random() * 0.2, lambda: self.world.gateway.ask(again))

@@ -33,6 +33,7 @@ def step_job(worker: "SimWorker", epoch: int, message: RunStep, loads: list[Job]
         elif lost or any(not load.ok for load in loads):
             reason = "load"
         elif _fails(worker, world.plan.fail_step):
+            world.seen["rank_failed_alone"] += world.ranks > 1
             reason, spoil = "error", rng.random() < 0.5
 
     def compute() -> None:
@@ -62,6 +63,7 @@ def write_job(worker: "SimWorker", epoch: int, message: WritePages, segment: Seg
     failed = _fails(worker, worker.world.plan.fail_copy)
 
     def copy(positions: range) -> None:
+        worker.world.seen["copied_after_cancel"] += job.cancelled
         check_device_use(worker, device[positions.start : positions.stop])
         check_host_use(worker.world, segment, host[positions.start : positions.stop])
         for position in positions:
@@ -89,6 +91,7 @@ def load_job(worker: "SimWorker", epoch: int, message: LoadPages, segment: Segme
     failed = _fails(worker, worker.world.plan.fail_copy)
 
     def copy(positions: range) -> None:
+        worker.world.seen["copied_after_cancel"] += job.cancelled
         check_device_use(worker, device[positions.start : positions.stop])
         check_host_use(worker.world, segment, host[positions.start : positions.stop])
         for position in positions:

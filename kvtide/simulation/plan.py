@@ -88,6 +88,28 @@ class Plan:
     fail_copy: float = 0.0
     faults: list[Fault] = field(default_factory=list)
 
+    def shapes(self) -> list[str]:
+        """Names of what is special about it."""
+        settings = self.settings
+        first, *others = self.backends or ["none"]
+        flags = {
+            "replica": self.replica,
+            "host pool smaller than device": 0 < self.host_pages < self.device_pages,
+            "two steps in flight": self.max_steps > 1,
+            "one L3 of several storages": first != "none" and first in others,
+            "an L3 for each storage": bool(others) and first not in ("none", *others),
+            "without adoption": not settings.adoption,
+        }
+        return [
+            f"policy {settings.write_policy}",
+            f"eviction {settings.eviction}",
+            f"prefetch {settings.prefetch_policy if settings.prefetch else 'off'}",
+            f"ranks {settings.tp_size}",
+            f"page size {settings.page_size}",
+            f"storages {len(self.backends)}",
+            *(name for name, holds in flags.items() if holds),
+        ]
+
     @cached_property
     def faults_end(self) -> float:
         """From then on everything works."""

@@ -98,6 +98,7 @@ class Shell(Pausable):
                 world.note(f"      {command.peer.identity} <-- {command.message!r}")
             self._send(command.peer, command.message)
         check_integrity(self.core)
+        world.seen["pages_in_doubt"] += any(each.failed for each in self.core.state.operations.table.values())
         check_progress(world, self.core)
         if world.first.armed:
             world.first.strike_armed()

@@ -125,11 +125,7 @@ class World:
 
     def run(self) -> None:
         """Traffic and faults, then peace until everything has ended."""
-        self.seen[f"policy {self.plan.settings.write_policy}"] += 1
-        self.seen[f"eviction {self.plan.settings.eviction}"] += 1
-        self.seen[f"ranks {self.ranks}"] += 1
-        self.seen["replica"] += self.plan.replica
-        self.seen[f"storages {len(self.plan.backends)}"] += 1
+        self.seen.update(self.plan.shapes())
         for world in self.worlds:
             for number in range(world.plan.requests):
                 self.clock.after(world._arrival(number), world._arrive)
@@ -312,6 +308,7 @@ class World:
         for digest in self.rng.sample(sorted(store), len(store) // 2):
             stored = store[digest]
             if self.rng.random() < 0.5:
+                self.seen["l3_truncated"] += 1
                 gone.append(digest)  # truncated: its header says so, and it is a miss
             else:
                 store[digest] = stored._replace(parts=(*stored.parts[:-1], spoil(stored.parts[-1])))
