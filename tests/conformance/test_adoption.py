@@ -60,6 +60,17 @@ def test_adoption_pages_of_an_earlier_scheduler_are_orphaned_until_a_chain_reach
     core.nothing_left()
 
 
+def test_store_06_a_lookup_does_not_wait_for_the_room_that_its_own_request_has_reserved() -> None:
+    core = _core({5: DIGESTS[0]}, pages=7, prefetch_policy="wait_complete", prefetch_threshold=2)
+    request = core.submit([*A, 9])
+    adopt = core.take(AdoptPages)
+    core.answer(core.storage, Adopted(adopt.op_id, pack(range(1))))
+    core.found(3)  # a quarter of the pool, which prefetches may hold, is one page: the adopted one
+    core.settle()
+    assert core.ended[request].usage.host_hit_tokens == 2
+    core.nothing_left()
+
+
 def test_adoption_is_asked_for_in_bounded_parts_each_answered_once() -> None:
     pages = INVENTORY_CHUNK + 10
     core = Harness(host=0, adoption=True, host_tier=True)

@@ -336,6 +336,12 @@ MUTANTS = [
         "            case RunStep() if False:\n",
     ),
     _one(
+        "past: a lookup waits for its own room",
+        f"{CORE}/prefetch.py",
+        " or (full and self._kept(pool) + count > share)",
+        "",
+    ),
+    _one(
         "past: waiting lookups keep device memory locked",
         f"{CORE}/prefetch.py",
         "        hungry, self._hungry = self._hungry, []\n        for find, _ in hungry:\n",

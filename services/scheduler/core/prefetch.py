@@ -165,10 +165,11 @@ class Prefetcher:
             return ""
         share = int(pool.total * PREFETCH_SHARE)
         count = min(wanted, share)
-        if not self._long_enough(count):
+        full = pool.prefetching + count > share
+        if not self._long_enough(count) or (full and self._kept(pool) + count > share):
             self._state.counters["prefetch_dropped_no_room"] += hits
             return "no_room"
-        if pool.prefetching + count > share:
+        if full:
             self._hungry.append((find, hits))  # until another fetch makes room or the request's time is over
             return None
         pages = pool.alloc(count)
@@ -184,6 +185,12 @@ class Prefetcher:
         self._note(find, count, wanted, "dropped", "no_room")
         self._start(find, pool, storage, pages)
         return None
+
+    def _kept(self, pool: HostPool) -> int:
+        """Pages reserved for requests that wait for host pages themselves: waiting for those would never end."""
+        hungry = {each for each in self._by_digest.values() if each.op_id not in self._state.operations.table}
+        kept = [request.reserved for each in hungry for request in each.requests]
+        return sum(each.pages for each in kept if each is not None and each.pool is pool)
 
     def _start(self, find: Find, pool: HostPool, storage: PeerKey, pages: Pages) -> None:
         digests = find.digests[: len(pages)]
