@@ -205,10 +205,10 @@ def _add_faults(plan: Plan, rng: random.Random, trouble: int) -> None:
         plan.fail_step = rng.choice([0.02, 0.15])
     if rng.random() < 0.4:
         plan.fail_copy = rng.choice([0.02, 0.15])
-    kinds: list[FaultKind] = [*FAULT_KINDS, "kill_scheduler"]
+    kinds: list[FaultKind] = [*FAULT_KINDS, "kill_scheduler", "kill_scheduler", "kill_scheduler"]
     for _ in range(rng.randint(1, 2) if trouble == 1 else rng.randint(2, 7)):
-        kind, seconds = rng.choice(kinds), rng.choice([0.05, 0.5, 4.0, 20.0, 45.0])
-        if kind == "kill_scheduler":  # while there are requests, so that a successor finds something to adopt
-            seconds = min(seconds, 0.5)
+        kind, seconds, during = rng.choice(kinds), rng.choice([0.05, 0.5, 4.0, 20.0, 45.0]), rng.choice(DURING)
         at = rng.uniform(0.05, plan.traffic_s * 1.2)
-        plan.faults.append(Fault(at, kind, seconds, rng.randrange(6), rng.choice(DURING)))
+        if kind == "kill_scheduler":  # while there are requests, so that a successor finds something to adopt
+            at, seconds, during = at / 2, min(seconds, 0.5), rng.choice(["Prefetch", "Prefetch", "Write", during])
+        plan.faults.append(Fault(at, kind, seconds, rng.randrange(6), during))

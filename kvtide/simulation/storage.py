@@ -188,6 +188,8 @@ class SimStorage(Process):
             name = Name(message.digests[32 * at : 32 * at + 32], message.checksums[size * at : size * at + size])
             if name.checksums != checksum(segment.parts(page)) and page not in segment.spoilt:
                 self.world.fail(f"commit {message.op_id}: host page {page} was changed after its write was acked")
+            if page not in segment.spoilt:
+                self.world.first.pages.setdefault(name.digest, segment.parts(page))
             segment.names[page] = name
         return Committed(message.op_id)
 
@@ -206,6 +208,9 @@ class SimStorage(Process):
         ]
         if len(named) < len(digests):
             self.world.fail(f"adoption {message.op_id} of pages that have no or another name")
+        for at, page in enumerate(unpack(message.pages).tolist()):
+            if self.world.first.pages.get(digests[at]) != segment.parts(page) and page not in segment.spoilt:
+                self.world.fail(f"adoption {message.op_id} of host page {page}, which holds something else")
         return Adopted(message.op_id, pack(named))
 
     def _open(self, message: OpenSegment) -> Message:

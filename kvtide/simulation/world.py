@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from kvtide.simulation import checks
 from kvtide.simulation.clock import Clock
-from kvtide.simulation.content import checksum, of_rank, root, spoil, walk
+from kvtide.simulation.content import PageContent, checksum, of_rank, root, spoil, walk
 from kvtide.simulation.gateway import Ask, SimGateway, Traffic
 from kvtide.simulation.network import Network
 from kvtide.simulation.plan import WAIT_S, Fault, Plan, make_replica
@@ -53,6 +53,7 @@ class World:
         self.l3: dict[str, dict[bytes, StoredPage]] = (
             first.l3 if first else {each: {} for each in plan.backends}  # by backend id
         )
+        self.pages: dict[bytes, tuple[PageContent, ...]] = {}  # by digest, of every page that L3 or a pool has had
         self.dropped_at = -math.inf  # when L3 lost a page for the last time
         self.slow_l3_s = 0.0
         self.stall_s = 0.0  # how much longer a copy takes that begins now
@@ -93,6 +94,7 @@ class World:
             walks = [of_rank(slots, rank) for rank in range(self.ranks)]
             for at, digest in enumerate(chain(b"", pack(family), size)):
                 parts = tuple(tuple(part[at * size : at * size + size]) for part in walks)
+                self.pages[digest] = parts
                 for backend_id, store in self.l3.items():
                     if backend_id != "none" and self.rng.random() < 0.97:
                         store[digest] = StoredPage(parts, checksum(parts))

@@ -60,6 +60,15 @@ def test_adoption_pages_of_an_earlier_scheduler_are_orphaned_until_a_chain_reach
     core.nothing_left()
 
 
+def test_adoption_takes_a_message_s_time_so_best_effort_waits_for_it() -> None:
+    core = _core(_named(), prefetch_policy="best_effort")
+    request = core.submit([*A, 9])
+    core.answer(core.storage, Adopted(core.take(AdoptPages).op_id, pack(range(4))))
+    core.settle()
+    assert core.ended[request].usage.host_hit_tokens == 8
+    core.nothing_left()
+
+
 def test_store_06_a_lookup_does_not_wait_for_the_room_that_its_own_request_has_reserved() -> None:
     core = _core({5: DIGESTS[0]}, pages=7, prefetch_policy="wait_complete", prefetch_threshold=2)
     request = core.submit([*A, 9])

@@ -253,8 +253,8 @@ MUTANTS = [
     _one(
         "past: admitted while in a lookup",
         f"{CORE}/admission.py",
-        "            if request.state not in states:  # the end of an older one's prefetch",
-        "            if False:  #",
+        "            if request.state not in states or type(request.fetch) is Adopt:\n",
+        "            if False:\n",
     ),
     _one(
         "past: a host copy that eviction can't see",

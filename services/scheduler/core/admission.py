@@ -4,7 +4,7 @@ from services.scheduler.core.backup import Backup
 from services.scheduler.core.device_memory import DeviceMemory
 from services.scheduler.core.load_back import LoadBack
 from services.scheduler.core.node import Node
-from services.scheduler.core.operations import Load, Step
+from services.scheduler.core.operations import Adopt, Load, Step
 from services.scheduler.core.pins import Pins
 from services.scheduler.core.prefetch import Prefetcher
 from services.scheduler.core.request import Request, RequestState
@@ -72,12 +72,13 @@ class Admission:
         if budget <= 0 or len(self._requests.running) >= self._state.settings.max_running:
             return budget  # before the queue is looked at: it may hold a thousand requests
         states = WAITING | {RequestState.PREFETCHING} if self._best_effort else WAITING
-        waiting = [request for request in self._requests.all.values() if request.state in states]
+        everyone = self._requests.all.values()  # an adoption is waited for: it takes no longer than a message
+        waiting = [each for each in everyone if each.state in states and type(each.fetch) is not Adopt]
         for request in sorted(waiting, key=lambda request: request.order):
             if budget <= 0 or len(self._requests.running) >= self._state.settings.max_running:
                 break
-            if request.state not in states:  # the end of an older one's prefetch has sent it to another lookup
-                continue
+            if request.state not in states or type(request.fetch) is Adopt:
+                continue  # the end of an older one's prefetch has sent it to another lookup
             if not self.admit(request) and not self._admit_alone(request, waiting):
                 break
             budget -= self._add(request, budget, step, items)
