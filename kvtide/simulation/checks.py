@@ -139,6 +139,15 @@ def _check_names(world: "World", storage: "SimStorage") -> None:
         world.fail(f"host pages {sorted(held ^ names)} have a name or a node, not both")
 
 
+def check_names(world: "World") -> None:
+    """No page is free that has a name: its release is awaited (design: Names)."""
+    for pool in world.shell.core.host.pools.values():
+        segment = world.segments.get((pool.storage_id, pool.segment_epoch))
+        named = segment.names.keys() & set(pool.free_pages().tolist()) if segment is not None else None
+        if named and world.shell.alive:
+            world.fail(f"host pages {sorted(named)} are free, and have a name")
+
+
 def check_contents(world: "World") -> None:
     """Every page of the tree that can be used holds what its node says."""
     core = world.shell.core

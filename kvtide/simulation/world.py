@@ -23,6 +23,7 @@ from shared.page_hash import chain
 
 MODEL = b"m" * 32
 CHECK_EVERY = 128  # actions between two looks at what pages hold
+NAMES_EVERY = 8  # actions between two looks at the names of free pages
 MAX_ACTIONS = 60_000  # a run has some hundred; beyond this it hangs
 OF_STORAGES = ("kill_storage", "pause_storage", "slow_l3", "failing_l3")
 SETTLE_S = 1500.0  # after the last fault everything must have ended: above the longest request timeout
@@ -138,6 +139,9 @@ class World:
         while clock.now < peace or not self._is_over():
             if not clock.step() or clock.now > limit or clock.steps > MAX_ACTIONS:
                 self.fail(f"not over after {clock.steps} actions: {[checks.unfinished(each) for each in self.worlds]}")
+            if clock.steps % NAMES_EVERY == 0:
+                for world in self.worlds:
+                    checks.check_names(world)
             if clock.steps % CHECK_EVERY == 0:
                 for world in self.worlds:
                     checks.check_contents(world)
