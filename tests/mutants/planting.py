@@ -1,5 +1,6 @@
 """A mutant is a change of source text. It is planted in one process's import of the module, never on disk."""
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -7,6 +8,8 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import NamedTuple
+
+from shared.compiled import VARIABLE
 
 ROOT = Path(__file__).parents[2]
 CORE = "services/scheduler/core"
@@ -69,4 +72,5 @@ def plant(mutant: Mutant) -> None:
     loaded = [name for name in sys.modules if name.startswith(("services.scheduler.core", "kvtide.simulation"))]
     if loaded:
         raise RuntimeError(f"too late to plant a fault: {loaded[0]} is imported")
+    os.environ[VARIABLE] = "0"  # compiled modules call each other without looking at what was planted
     sys.meta_path.insert(0, _Finder(mutant.edits))
