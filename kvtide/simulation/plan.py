@@ -97,7 +97,7 @@ class Plan:
             "host pool smaller than device": 0 < self.host_pages < self.device_pages,
             "two steps in flight": self.max_steps > 1,
             "one L3 of several storages": first != "none" and first in others,
-            "an L3 for each storage": bool(others) and first not in ("none", *others),
+            "an L3 for each storage": bool(others) and first != "none" and first not in others,
             "without adoption": not settings.adoption,
         }
         return [

@@ -3,8 +3,8 @@
 from tests.mutants.planting import CORE, PEERS, Edit, Mutant
 
 
-def _one(name: str, path: str, old: str, new: str, start: int = 0) -> Mutant:
-    return Mutant(name, [Edit(path, old, new)], start)
+def _one(name: str, path: str, old: str, new: str, start: int = 0, test: str = "") -> Mutant:
+    return Mutant(name, [Edit(path, old, new)], start, test)
 
 
 MUTANTS = [
@@ -242,6 +242,8 @@ MUTANTS = [
         f"{CORE}/operations.py",
         "UNCOUNTED = Control | Step | Load",
         "UNCOUNTED = Control | Step",
+        test="tests/unit/scheduler/test_operations.py::"
+        "test_loads_take_no_credit_so_that_a_step_never_waits_for_one_that_was_not_sent",
     ),
     _one(
         "past: a fetch takes another's tokens",
@@ -249,6 +251,8 @@ MUTANTS = [
         "            tokens = operation.tokens[: (operation.first + count) * tree.page_bytes]\n",
         "            source = bytes(operation.requests[0].tokens) if operation.requests else operation.tokens\n"
         "            tokens = source[: (operation.first + count) * tree.page_bytes]\n",
+        test="tests/conformance/test_store.py::"
+        "test_store_06_a_fetch_joined_by_a_longer_prompt_keeps_to_the_tokens_it_was_asked_for",
     ),
     _one(
         "past: admitted while in a lookup",
@@ -317,9 +321,11 @@ MUTANTS = [
         "isinstance(operation, Write | Load) and operation.lock is not None",
         "isinstance(operation, Write) and operation.lock is not None",
     ),
-    Mutant(
+    _one(
         "past: an archive's old answer counts",
-        [Edit(f"{CORE}/archive.py", "set(unpack(stored).tolist()) - gone", "set(unpack(stored).tolist())")],
+        f"{CORE}/archive.py",
+        "set(unpack(stored).tolist()) - gone",
+        "set(unpack(stored).tolist())",
         test="tests/conformance/test_events.py::"
         "test_tier_10_an_archive_s_answer_that_comes_after_its_pages_were_dropped_stores_nothing",
     ),
