@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 LATE_S = (0.01, 0.3, 5.0)  # how long a late message may take
 MOST_KEPT = 16  # messages for one successor
+NOTICED = 0.5  # of lost messages, so that deadlines have something to do, too
 HELD_S = 0.1  # between two tries to bring a safe message over a cut link
 
 
@@ -29,6 +30,7 @@ class Network:
         self._world = world
         self._plan = plan
         self._rng = random.Random(f"network {plan.seed}")
+        self._notices = random.Random(f"notices {plan.seed}")
         self._lossy = plan.lose + plan.duplicate + plan.late > 0
         self._last: dict[tuple[str, bool], float] = {}  # arrival of a link's last message
         self.scheduler: Shell | None = None
@@ -79,6 +81,16 @@ class Network:
         elif safe:
             self._world.clock.after(HELD_S, self._deliver, identity, safe, arrive, args)
 
+    def _lost(self, identity: str) -> None:
+        """The next heartbeat has a number that follows none: the scheduler hears of it. Or a deadline passes first."""
+        if self._notices.random() < NOTICED:
+            delay = self._notices.random() * self._plan.beat_s
+            self._world.clock.after(self._plan.latency_s + delay, self._notice, identity)
+
+    def _notice(self, identity: str) -> None:
+        if self.scheduler is not None and identity not in self.cut:
+            self.scheduler.deliver(self.scheduler.missed, identity)
+
     def _send(self, link: tuple[str, bool], safe: bool, arrive: Action, *args: Any) -> None:
         """`safe`: nobody asks for the message again, so that only a process's end loses it."""
         identity = link[0]
@@ -93,6 +105,7 @@ class Network:
             chance = rng.random()
             if chance < self._plan.lose:
                 self._world.seen["message_lost"] += 1
+                self._lost(identity)
                 return
             if chance < self._plan.lose + self._plan.duplicate:
                 self._world.seen["message_doubled"] += 1

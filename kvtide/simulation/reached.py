@@ -8,6 +8,7 @@ OF_THE_NETWORK = (
     "scheduler_lost", "superseded", "replica", "lease_refused", "storage_joined", "peer_heard_again", "peers_lost",
     "peers_exited", "answered_again", "asked_while_running", "late_answers",
     "storages_forgotten", "forgotten_storage_back", "pages_in_doubt", "copied_after_cancel", "rank_failed_alone",
+    "loss_noticed",
     *(f"fault during {kind}" for kind in DURING if kind),
 )  # fmt: skip
 OF_REQUESTS = (

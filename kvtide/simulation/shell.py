@@ -7,7 +7,7 @@ from kvtide.simulation.checks import check_progress
 from kvtide.simulation.process import Pausable
 from kvtide.simulation.subscriber import Subscriber
 from services.scheduler.core.core import Core
-from services.scheduler.core.events import DeadlineReached, Event, PeerKey, PeerLost, PeerUp, Received
+from services.scheduler.core.events import DeadlineReached, Event, MessagesMissed, PeerKey, PeerLost, PeerUp, Received
 from services.scheduler.core.integrity import check_integrity
 from shared.link import MISSED_BEATS
 from shared.messages.common import Heartbeat, HelloWanted, Message, Refused
@@ -70,6 +70,13 @@ class Shell(Pausable):
             record.interval = message.interval_s
         else:
             self._feed(Received(peer, message))
+
+    def missed(self, identity: str) -> None:
+        """Messages to or from a process were lost."""
+        record = self._records.get(identity)
+        if record is not None and record.up:
+            self.world.seen["loss_noticed"] += 1
+            self._feed(MessagesMissed(record.key))
 
     def _take_hello(self, peer: PeerKey, hello: Message) -> None:
         known = self._records.get(peer.identity)
