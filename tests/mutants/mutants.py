@@ -296,6 +296,7 @@ MUTANTS = [
         f"{CORE}/peers.py",
         "        if known is not None and known.message is not None and not known.failed:\n",
         "        if False:\n",
+        test="tests/conformance/test_fence.py::test_many_hellos_share_one_fence",
     ),
     _one(
         "past: a repeat follows the fence",
