@@ -82,6 +82,7 @@ class SimStorage(Process):
         self._fenced = 0  # op_id of the last Fence: what is older is stale
         self._epoch = 0
         self._running: list[Transfer] = []
+        self._openings: list[Transfer] = []  # they touch no page, and a Fence waits for them, too
         self._fences: list[tuple[int, int, list[Transfer]]] = []
         self._held: set[tuple[PeerKey, int]] = set()
         self._gone: set[tuple[PeerKey, int]] = set()  # who mapped a segment and doesn't any more
@@ -153,10 +154,10 @@ class SimStorage(Process):
                 self._fenced = max(self._fenced, message.op_id)
                 self._told.clear()  # what was told may have been lost
                 waits = self._stop(lambda each: each.epoch != self._epoch or each.op_id < message.op_id)
-                self._fences.append((message.op_id, self._epoch, waits))
+                self._fences.append((message.op_id, self._epoch, [*waits, *self._openings]))
                 self._open_fences()
             case OpenSegment():
-                self._after(message.op_id, self._pace(), lambda: self._open(message))
+                self._start_opening(message)
             case FindPages():
                 self._after(message.op_id, self._pace(), lambda: self._find(message))
             case CommitPages() | ReleasePages() | PrefetchPages() | ArchivePages() | ListPages() | AdoptPages():
@@ -212,6 +213,11 @@ class SimStorage(Process):
             if self.world.first.pages.get(digests[at]) != segment.parts(page) and page not in segment.spoilt:
                 self.world.fail(f"adoption {message.op_id} of host page {page}, which holds something else")
         return Adopted(message.op_id, pack(named))
+
+    def _start_opening(self, message: OpenSegment) -> None:
+        opening = Transfer(message.op_id, self._epoch)
+        self._openings.append(opening)
+        self.later(self._pace(), lambda: self._end(opening, self._open(message)))
 
     def _open(self, message: OpenSegment) -> Message:
         plan, world = self.world.plan, self.world
@@ -336,7 +342,7 @@ class SimStorage(Process):
 
     def _end(self, transfer: Transfer, answer: Message) -> None:
         transfer.ended = True
-        self._running.remove(transfer)
+        (self._openings if transfer in self._openings else self._running).remove(transfer)
         self._answer(transfer.epoch, transfer.op_id, answer)
         self._open_fences()
 

@@ -160,7 +160,7 @@ class Lease:
                 work = NAMING[type(message)]
                 operations.do(message.op_id, lambda: work(self._segment(message.segment_epoch), message))
             case OpenSegment():
-                operations.start(message.op_id, lambda: self._open(message))
+                operations.start_opening(message.op_id, lambda: self._open(message))
             case ChangeBackend():
                 operations.start(message.op_id, lambda: self._change(message))
             case FindPages():

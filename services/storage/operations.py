@@ -48,6 +48,7 @@ class Operations:
         self._scheduler_epoch = 0
         self._running: set[Operation] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._openings: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -82,6 +83,13 @@ class Operations:
         """Carry a command out in a task of its own and answer it. It touches no pages."""
         self._spawn(self._run(self._scheduler_epoch, op_id, work))
 
+    def start_opening(self, op_id: int, work: Callable[[], Awaitable[Message]]) -> None:
+        """The same for one that changes which segment there is: a later Fence waits for it, too."""
+        opening = asyncio.ensure_future(self._run(self._scheduler_epoch, op_id, work))
+        self._openings.add(opening)
+        opening.add_done_callback(self._openings.discard)
+        self._spawn(opening)
+
     def start_transfer(self, op_id: int, work: Callable[[Operation], Awaitable[Message]]) -> None:
         """The same for one that touches pages; it answers Cancelled if it was stopped before its end."""
         operation = Operation(self._scheduler_epoch, op_id)
@@ -103,11 +111,16 @@ class Operations:
             self._stop(lambda each: each.op_id == op_id and each.scheduler_epoch == self._scheduler_epoch)
 
     def fence(self, op_id: int) -> None:
-        """Stop every transfer from before this command, and answer it once none touches a page."""
+        """Stop every transfer from before this command, and answer it once none touches a page and no segment is
+        being opened."""
         epoch = self._scheduler_epoch
         self._log.fence(op_id)
 
+        openings = set(self._openings)
+
         async def work() -> Message:
+            if openings:
+                await asyncio.wait(openings)
             await self.quiesce(lambda each: each.scheduler_epoch != epoch or each.op_id < op_id)
             return Fenced(op_id, RANK)
 

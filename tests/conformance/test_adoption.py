@@ -4,7 +4,7 @@ import msgspec
 
 from services.scheduler.core.events import PeerUp
 from services.scheduler.core.settings import INVENTORY_CHUNK
-from shared.messages.common import OperationFailed
+from shared.messages.common import HelloWanted, OperationFailed
 from shared.messages.storage import (
     Adopted,
     AdoptPages,
@@ -18,7 +18,7 @@ from shared.messages.storage import (
 from shared.messages.worker import LoadPages, MapSegment, SegmentMapped
 from shared.packed import pack, unpack
 from shared.page_hash import chain
-from tests.conformance.harness import Harness
+from tests.conformance.harness import SEGMENT, Harness
 
 A = list(range(1, 9))
 DIGESTS = list(chain(b"", pack(A), 2))
@@ -108,6 +108,19 @@ def test_adoption_uses_the_leading_pages_and_asks_l3_for_the_rest() -> None:
     adopt = core.take(AdoptPages)
     core.answer(core.storage, Adopted(adopt.op_id, pack(range(2))))
     assert core.take(FindPages).digests == b"".join(DIGESTS[2:])
+
+
+def test_adoption_a_segment_that_is_there_no_more_is_asked_for_by_a_new_hello() -> None:
+    core = Harness(host=0, adoption=True, host_tier=True)
+    old, new = core.old_segment(24), core.old_segment(24, SEGMENT + 1)
+    core.storage_hello = msgspec.structs.replace(core.storage_hello, segment=old)
+    core.feed(PeerUp(core.storage, core.storage_hello))
+    core.fenced(core.storage)
+    core.answer(core.storage, OperationFailed(core.take(ListPages).op_id, 0, "segment", -1, b""))
+    core.take(HelloWanted)
+    core.feed(PeerUp(core.storage, msgspec.structs.replace(core.storage_hello, segment=new)))
+    core.fenced(core.storage)
+    assert core.take(ListPages).segment_epoch == new.epoch
 
 
 def test_adoption_of_a_page_that_has_lost_its_name_is_a_miss() -> None:

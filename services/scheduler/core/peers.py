@@ -235,7 +235,7 @@ class Peers:
             if storage.released:
                 self.advance()
             else:
-                storage.retry_at = self._state.now + SEGMENT_RETRY_S
+                self._look_again(storage, message)
 
         if not storage.opening:
             storage.opening = True
@@ -251,7 +251,7 @@ class Peers:
         def listed(message: object) -> None:
             storage.opening = False
             if not isinstance(message, Inventory):
-                storage.retry_at = self._state.now + SEGMENT_RETRY_S
+                self._look_again(storage, message)
                 return
             digests = split_digests(message.digests)
             storage.named += zip(unpack(message.pages).tolist(), digests, strict=True)
@@ -264,6 +264,14 @@ class Peers:
             op_id = self._state.operations.new_id()
             message = ListPages(op_id, segment.epoch, first, min(INVENTORY_CHUNK, end - first))
             self._state.operations.start(Control(on_done=listed), message, [storage.key])
+
+    def _look_again(self, storage: StoragePeer, message: object) -> None:
+        """A command about the segment has failed. When it isn't there, the hello was older than an OpenSegment whose
+        answer a Fence has overtaken: a new hello names the new one."""
+        storage.retry_at = self._state.now + SEGMENT_RETRY_S
+        if isinstance(message, OperationFailed) and message.reason == "segment":
+            storage.segment, storage.listed_to, storage.named = None, 0, []
+            self._state.send(storage.key, HelloWanted())
 
     def _map(self, segment: SegmentInfo, worker: WorkerPeer) -> None:
         def mapped(message: object) -> None:

@@ -3,11 +3,14 @@
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from shared.messages.common import Cancel, Cancelled, Fenced
-from shared.messages.storage import ArchiveDone, PrefetchDone, PrefetchProgress
+from shared.messages.storage import ArchiveDone, OpenSegment, PrefetchDone, PrefetchProgress, SegmentOpened
 from shared.packed import unpack
-from tests.unit.storage.pages import Page, put
+from tests.unit.storage.pages import GEOMETRY, MODEL, Page, put
 from tests.unit.storage.service.conftest import Stack, slow_reads
 
 SLOW_S = 0.15
@@ -88,6 +91,21 @@ async def test_a_fence_waits_until_no_thread_touches_a_page(stack: Stack, hooks:
     stack.worker.pages_array[free] = 0xAB
     await asyncio.sleep(5 * SLOW_S)
     assert (stack.worker.pages_array[free] == 0xAB).all()
+
+
+async def test_a_fence_waits_for_a_segment_that_is_being_opened(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, backend = stack.scheduler, stack.service.leases[0].backend
+    of_model = backend.of_model
+
+    async def slow(*of_what: Any) -> Any:
+        await asyncio.sleep(SLOW_S)
+        return await of_model(*of_what)
+
+    monkeypatch.setattr(backend, "of_model", slow)
+    opened = scheduler.tell(OpenSegment(scheduler.op(), GEOMETRY, MODEL, False))
+    fence = scheduler.tell(scheduler.fence())
+    answers = [await scheduler.receive(lambda message: isinstance(message, SegmentOpened | Fenced)) for _ in range(2)]
+    assert [answer.op_id for answer in answers] == [opened.op_id, fence.op_id]
 
 
 async def test_a_fence_leaves_later_operations_alone(stack: Stack, hooks: Path) -> None:
