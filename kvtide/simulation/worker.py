@@ -93,7 +93,7 @@ class SimWorker(Process):
 
     def _carry_out(self, message: Any) -> None:
         match message:
-            case RunStep() if message.after and not self._log.knows(message.after):
+            case RunStep() if message.after and self._misses(message.after):
                 self._answer(message.op_id, StepFailed(message.op_id, self.rank, "order", []))
             case RunStep():
                 self._start(self._step(message), self._compute, RunStep)
@@ -116,6 +116,9 @@ class SimWorker(Process):
                 self._fenced = max(self._fenced, message.op_id)
                 self._stop(list(self._live))
                 self._answer_after(message.op_id, set(self._live), lambda: Fenced(message.op_id, self.rank))
+
+    def _misses(self, step: int) -> bool:
+        return not self._log.knows(step) or isinstance(self._log.result(step), StepFailed | OperationFailed | Cancelled)
 
     def _map(self, message: MapSegment) -> None:
         info = message.segment

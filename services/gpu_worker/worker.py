@@ -160,7 +160,7 @@ class Worker:
             self._refuse(message, "error", error)
 
     def _run_step(self, command: RunStep) -> None:
-        if command.after and not self._log.knows(command.after):  # its rows may have other pages than it thinks
+        if command.after and self._misses(command.after):
             self._answer(command.op_id, StepFailed(command.op_id, RANK, "order", []))
             return
         running = [load for load in self._mine() if isinstance(load, Load) and load.op_id in command.wait_for]
@@ -169,6 +169,11 @@ class Worker:
         compute = self._engine.compute
         step = Step(command, self._epoch, running, lost, compute.event(), compute.event())
         self._start(step, compute, lambda: self._engine.stepper.run(step))
+
+    def _misses(self, step: int) -> bool:
+        """Was the step never seen, or has it failed? Then rows may have other pages and fewer tokens than the step
+        that builds on it thinks."""
+        return not self._log.knows(step) or isinstance(self._log.result(step), StepFailed | OperationFailed | Cancelled)
 
     def _map_segment(self, command: MapSegment) -> None:
         segment = self._segments.map(command.segment)

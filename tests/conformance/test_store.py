@@ -180,6 +180,20 @@ def test_store_06_a_lookup_that_never_answers_costs_time_and_no_answer(ends: str
     assert core.ended[request].usage.completion_tokens == 1
 
 
+def test_store_06_a_lookup_that_waits_for_host_pages_ends_when_their_storage_is_lost() -> None:
+    core = Harness(device=8, host=16, prefetch_policy="wait_complete")
+    core.submit(range(70, 83))  # the device is full
+    core.found(0)
+    core.submit(range(50, 59))
+    core.found(4)  # the prefetches' whole share, until it is admitted
+    core.prefetch_done(*range(4))
+    core.submit([*A, 20, 21, 22, 23, 24])
+    core.found(2)
+    assert len(core.core.prefetcher.hungry()) == 1
+    core.lose(core.storage)
+    assert core.core.prefetcher.hungry() == []
+
+
 def test_store_06_lookups_that_wait_for_host_pages_give_way_to_a_request_that_can_run() -> None:
     core = Harness(device=8, host=16, prefetch_policy="wait_complete")
     core.compute(PROMPT)

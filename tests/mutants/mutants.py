@@ -339,7 +339,7 @@ MUTANTS = [
     _one(
         "past: a step runs without the lost one before it",
         f"{PEERS}/worker.py",
-        "            case RunStep() if message.after and not self._log.knows(message.after):\n",
+        "            case RunStep() if message.after and self._misses(message.after):\n",
         "            case RunStep() if False:\n",
     ),
     _one(

@@ -205,10 +205,11 @@ class Core:
             self._settle(operation)
 
     def storage_lost(self, key: PeerKey) -> None:
-        """No command goes to the storage until it has fenced."""
+        """No command goes to the storage until it has fenced; who waits for pages of it looks elsewhere."""
         pool = self.host.pools.get(key)
         if pool is not None:
             pool.usable = False
+            self.state.space_freed = True
 
     def pool_ready(
         self, key: PeerKey, hello: storage.StorageHello, segment: storage.SegmentInfo, named: list[tuple[int, bytes]]

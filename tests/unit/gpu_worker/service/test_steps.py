@@ -125,6 +125,8 @@ async def test_a_step_that_builds_on_one_that_was_never_seen_is_refused_untouche
     lost = scheduler.op()
     ahead = RunStep(scheduler.op(), [item(len(PROMPT), [], [4], first_page=3)], [], after=lost)
     assert await scheduler.ask(ahead) == StepFailed(ahead.op_id, 0, "order", [])
+    behind = RunStep(scheduler.op(), [item(len(PROMPT) + 1, [], [], first_page=4)], [], after=ahead.op_id)
+    assert await scheduler.ask(behind) == StepFailed(behind.op_id, 0, "order", [])
     assert [stack.bytes_of(page) for page in (1, 2, 3, 4)] == kept
     found = await scheduler.ask(RunStep(lost, [item(0, PROMPT, [1, 2, 3])], []))
     assert isinstance(found, StepDone)
