@@ -303,12 +303,14 @@ MUTANTS = [
         f"{CORE}/operations.py",
         "overtaken = operation.op_id < self._held.get(peer, 0)",
         "overtaken = False",
+        test="tests/conformance/test_fence.py::test_no_command_from_before_a_fence_follows_it",
     ),
     _one(
         "past: an unsent command expires with its credit",
         f"{CORE}/operations.py",
-        "if operation.message is not None and not overtaken and not self._is_queued(peer, operation):",
-        "if operation.message is not None and not overtaken:",
+        "                del backlog[position]  # it never left; its credit was never spent\n                return\n",
+        "                break\n",
+        test="tests/unit/scheduler/test_operations.py::test_what_was_never_sent_can_be_taken_back_at_once",
     ),
     _one(
         "past: an old wish to wait for a backup blocks",
@@ -321,6 +323,8 @@ MUTANTS = [
         f"{CORE}/core.py",
         "isinstance(operation, Write | Load) and operation.lock is not None",
         "isinstance(operation, Write) and operation.lock is not None",
+        test="tests/conformance/test_ranks.py::"
+        "test_a_load_that_only_the_remaining_rank_owes_ends_with_the_replaced_one",
     ),
     _one(
         "past: an archive's old answer counts",
@@ -347,11 +351,15 @@ MUTANTS = [
         f"{CORE}/prefetch.py",
         " or (full and self._kept(pool) + count > share)",
         "",
+        test="tests/conformance/test_adoption.py::"
+        "test_store_06_a_lookup_does_not_wait_for_the_room_that_its_own_request_has_reserved",
     ),
     _one(
         "past: waiting lookups keep device memory locked",
         f"{CORE}/prefetch.py",
         "        hungry, self._hungry = self._hungry, []\n        for find, _ in hungry:\n",
         "        hungry: list[tuple[Find, int]] = []\n        for find, _ in hungry:\n",
+        test="tests/conformance/test_store.py::"
+        "test_store_06_lookups_that_wait_for_host_pages_give_way_to_a_request_that_can_run",
     ),
 ]

@@ -88,6 +88,8 @@ def test_what_was_never_sent_can_be_taken_back_at_once() -> None:
     assert not table.operations.withdraw(first)
     assert table.operations.withdraw(second)
     assert list(table.operations.table.values()) == [first]
+    table.start()
+    assert table.ids() == [first.op_id]  # the second had no credit that could come back
 
 
 def test_nothing_from_before_a_fence_follows_it() -> None:
