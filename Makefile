@@ -22,7 +22,7 @@ serve: compiled ## serve the OpenAI API from this machine
 	@echo "$(BIN)/kvtide serve $(ARGS)"
 	@$(BIN)/kvtide serve $(ARGS) || [ $$? = 130 ] # Ctrl-C is how it ends
 
-test: compiled ## run every test: unit, conformance, simulation, integration, faults (ARGS='-k name' for some)
+test: compiled ## run the tests: unit, conformance, simulation, integration, some faults (ARGS='-k name' for some)
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 test-faults: compiled ## hit each service, link and disk in the middle of everything (ARGS="'storage kill'" for some cells)

@@ -1,4 +1,4 @@
-"""The command line: `kvtide serve | demo | status | events | doctor | keys | simulate | replay | record | bench`."""
+"""The command line: `kvtide serve`, `status`, `why`, `flush`, `bench` and so on; docs/operations.md lists all."""
 
 import argparse
 import asyncio

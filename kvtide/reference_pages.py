@@ -70,6 +70,8 @@ def direction(struct: type) -> str:
     senders = [name for name, union in from_.items() if struct in typing.get_args(union)]
     ways = [f"scheduler -> {', '.join(receivers)}"] if receivers else []
     ways += [f"{', '.join(senders)} -> scheduler"] if senders else []
+    ways += ["worker -> storage"] if struct in typing.get_args(messages.ToPageServer) else []
+    ways += ["storage -> worker"] if struct in typing.get_args(messages.ToPageClient) else []
     return "; ".join(ways) or "part of other messages"
 
 

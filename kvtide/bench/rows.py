@@ -1,4 +1,4 @@
-"""What a benchmark says: rows of a value, its peer in the same run, and the goal of issue or design."""
+"""What a benchmark says: rows of a value, its peer in the same run, and its goal."""
 
 import statistics
 from collections.abc import Sequence

@@ -134,7 +134,9 @@ FAMILIES = {
     ),
     "peer_up": Family("gauge", "1 while the process is heard.", ("role", "peer")),
     "peer_silent_seconds": Family("gauge", "Seconds since its last message.", ("role", "peer")),
-    "storage_attached": Family("gauge", "1 while L3 is used, 0 while it is given a rest after failures.", ("peer",)),
+    "storage_attached": Family(
+        "gauge", "1 while L3 is used, 0 while it rests after failures or is detached by an administrator.", ("peer",)
+    ),
     "pages_in_flight": Family("gauge", "Pages that an operation fills, moves or gives back."),
     "pages_quarantined": Family("gauge", "Pages named to a process that has not answered."),
     "nodes_locked": Family("gauge", "Nodes of the tree that a request or an operation holds."),

@@ -1,6 +1,6 @@
 """One scheduler identity's share of a storage: its range of the host memory, its operations, and who leads it.
 
-The memory is cut into equal ranges at the start, one for each scheduler identity (design: Replicas). A range is a
+The memory is cut into equal ranges at the start, one for each scheduler identity. A range is a
 segment of its own: a fence, a fresh segment or a stuck writer of one replica never touches the pages of another.
 """
 

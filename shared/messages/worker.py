@@ -96,7 +96,7 @@ class RunStep(Message, tag=True):
     op_id: int  # rises within the scheduler's epoch
     items: list[StepItem]  # one for each request of the step
     wait_for: list[int]  # op_ids of LoadPages
-    after: int = 0  # op_id of the RunStep in flight that this one builds on; who has not seen it refuses; 0 = none
+    after: int = 0  # op_id of the RunStep that this one builds on; who missed it or failed in it refuses; 0 = none
 
 
 class Sampled(Message):
@@ -123,7 +123,7 @@ class StepFailed(Message, tag=True):
 
     op_id: int  # of the RunStep
     rank: int  # TP rank
-    reason: str  # "load", "memory", "error", "order": the step in `after` was not seen, nothing was done
+    reason: str  # "load", "memory", "error", "order": the step in `after` was missed or failed, nothing was done
     failed_loads: list[int]  # op_ids of loads that failed
 
 

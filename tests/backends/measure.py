@@ -1,7 +1,8 @@
 """Measures every backend that runs here and prints a table; docs/backends.md says how to start it.
 
 A page of the default model (64 tokens, 1.4 MiB), batches of 8 as the storage service makes them, one batch at a time.
-Reads come from wherever the store has the page: the system's page cache for files, memory for the servers.
+Reads come from wherever the store has the page: the disk for files (their default is `direct_writes`), memory for the
+servers.
 """
 
 import asyncio

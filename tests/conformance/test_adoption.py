@@ -1,4 +1,4 @@
-"""A new scheduler goes on with the host pages that the one before has left (design: Adoption)."""
+"""A new scheduler goes on with the host pages that the one before has left."""
 
 import msgspec
 

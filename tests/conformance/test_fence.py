@@ -1,4 +1,4 @@
-"""Lost, restarted and paused processes: what a process may still touch is not free (design: Fence, Segments)."""
+"""Lost, restarted and paused processes: what a process may still touch is not free."""
 
 from msgspec.structs import replace
 

@@ -1,4 +1,4 @@
-"""Two TP ranks: an operation is done when both have acked, failed when one has (design: Tensor parallelism)."""
+"""Two TP ranks: an operation is done when both have acked, failed when one has."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Several storages: where a node's host copy goes, whom a lookup asks, what a storage's end costs (design: Spans)."""
+"""Several storages: where a node's host copy goes, whom a lookup asks, what a storage's end costs."""
 
 import msgspec
 
