@@ -180,6 +180,24 @@ def test_store_06_a_lookup_that_never_answers_costs_time_and_no_answer(ends: str
     assert core.ended[request].usage.completion_tokens == 1
 
 
+def test_store_06_a_waiting_lookup_gives_back_what_its_request_has_reserved_too() -> None:
+    core = Harness(device=12, host=16, prefetch_policy="wait_complete", write_policy="write_through_selective")
+    core.compute(PROMPT)
+    core.submit(range(90, 95))
+    core.found(0)
+    alone = core.submit(range(60, 81))  # all of the device
+    core.found(0)
+    core.submit([*A, *range(20, 24), 1])
+    core.submit([*A, *range(20, 32), 1])
+    core.found(2)
+    core.prefetch_done(0, 1)
+    core.found(4)  # the second request's: too much beside what the first one keeps
+    assert len(core.core.prefetcher.hungry()) == 1
+    core.step_done()
+    (running,) = core.core.requests.running
+    assert running.key.request_id == alone
+
+
 def test_store_06_a_lookup_that_waits_for_host_pages_ends_when_their_storage_is_lost() -> None:
     core = Harness(device=8, host=16, prefetch_policy="wait_complete")
     core.submit(range(70, 83))  # the device is full

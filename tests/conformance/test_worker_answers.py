@@ -67,6 +67,19 @@ def test_after_a_missed_step_none_follows_until_it_is_answered() -> None:
     core.nothing_left()
 
 
+def test_what_a_step_behind_a_failed_one_computes_joins_no_tree() -> None:
+    core = Harness(prefetch=False, max_steps=2)
+    request = core.submit([1, 2, 3], max_tokens=9)
+    for _ in range(3):
+        core.step_done()
+    core.abort(request)
+    core.step_failed()  # the sixth token's
+    core.step_done()
+    assert core.match([1, 2, 3, 7, 7, 7]).device_pages == 2  # as before
+    core.settle()
+    core.nothing_left()
+
+
 def test_the_chunks_of_a_prompt_join_the_tree_one_by_one_beside_steps_ahead() -> None:
     core = Harness(prefetch=False, max_steps=2, token_budget=4)
     prompt = list(range(1, 13))

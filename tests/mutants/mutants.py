@@ -230,6 +230,7 @@ MUTANTS = [
         "            if request.in_flight:  # a later step was built on this one\n"
         "                request.trusted = False\n",
         "",
+        test="tests/conformance/test_worker_answers.py::test_what_a_step_behind_a_failed_one_computes_joins_no_tree",
     ),
     _one(
         "past: a result before an earlier one taken",

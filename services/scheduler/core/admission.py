@@ -79,7 +79,7 @@ class Admission:
                 break
             if request.state not in states or type(request.fetch) is Adopt:
                 continue  # the end of an older one's prefetch has sent it to another lookup
-            if not self.admit(request) and not self._admit_alone(request, waiting):
+            if not self.admit(request) and not self._admit_alone(request):
                 break
             budget -= self._add(request, budget, step, items)
         return budget
@@ -88,14 +88,14 @@ class Admission:
     def _best_effort(self) -> bool:
         return self._state.settings.prefetch_policy == "best_effort"
 
-    def _admit_alone(self, request: Request, waiting: list[Request]) -> bool:
+    def _admit_alone(self, request: Request) -> bool:
         """Nothing runs, yet the memory is short: what was reserved for younger requests must go."""
         if self._requests.running or self._requests.draining or self._device.waits:
             return False
-        for other in waiting:
+        self._prefetcher.dismiss_hungry()
+        for other in self._requests.all.values():
             if other is not request:
                 self._prefetcher.unreserve(other)
-        self._prefetcher.dismiss_hungry()
         admitted = self.admit(request)
         while not admitted and not self._device.waits and self._pins.give_way():
             admitted = self.admit(request)
