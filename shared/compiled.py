@@ -1,7 +1,8 @@
 """The core as machine code: where `python -m kvtide.compile` has compiled exactly these sources, that is imported.
 
-The code lies in a folder whose name is a hash of the sources, so that a changed source is never answered by old code:
-it runs as plain Python, twice as slow, until it is compiled again. KVTIDE_COMPILED=0 asks for plain Python.
+The code lies in a folder whose name is a hash of the sources and of `shared`, whose types they use, so that a changed
+source is never answered by old code: it runs as plain Python, twice as slow, until it is compiled again.
+KVTIDE_COMPILED=0 asks for plain Python.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ from types import ModuleType
 ROOT = Path(__file__).parents[1]
 BUILD_FOLDER = ROOT / "kernels" / "_build"
 PACKAGES = ("services/scheduler/core", "kvtide/simulation")
+TYPES = "shared"  # isn't compiled, but the code has its types built in and raises TypeError for others
 NOT_COMPILED = {"__init__.py", "command.py"}
 VARIABLE = "KVTIDE_COMPILED"
 SUFFIX = EXTENSION_SUFFIXES[0]  # names the interpreter and the machine
@@ -32,7 +34,8 @@ def sources() -> list[Path]:
 def compiled_folder() -> Path:
     """Where the code of these sources is for this interpreter and machine, or would be."""
     key = hashlib.sha256(" ".join((SUFFIX, *platform.libc_ver())).encode())
-    for path in sources():
+    types = sorted(path.relative_to(ROOT) for path in (ROOT / TYPES).rglob("*.py"))
+    for path in sources() + types:
         key.update(path.as_posix().encode() + b"\0" + (ROOT / path).read_bytes() + b"\0")
     return BUILD_FOLDER / f"core-{key.hexdigest()[:16]}"
 

@@ -21,6 +21,7 @@ VARIABLE_PREFIX = "KVTIDE_"  # of the environment variables that set keys
 PositiveInt = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
+Key = Annotated[str, Meta(min_length=1)]  # an empty one would match a request that names none
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
@@ -133,8 +134,8 @@ class Gateway(_Section):
 
     host: str = "127.0.0.1"  # address to listen on
     port: Port = 8000  # 0 = any free port
-    api_keys: tuple[str, ...] = ()  # empty = no key is asked for
-    admin_keys: tuple[str, ...] = ()  # for POST /kvtide/admin/...; empty = nobody may
+    api_keys: tuple[Key, ...] = ()  # empty = no key is asked for
+    admin_keys: tuple[Key, ...] = ()  # for POST /kvtide/admin/...; empty = nobody may
 
 
 class Events(_Section):

@@ -128,7 +128,8 @@ class BreakerBackend(Backend):
 
     async def refresh(self) -> None:
         breaker = self.breaker
-        if not breaker.attached and not breaker.due():
+        trial = not breaker.attached
+        if trial and not breaker.due():
             return
         try:
             await self.inner.refresh()
@@ -137,18 +138,22 @@ class BreakerBackend(Backend):
             if not breaker.attached:
                 breaker.detach(str(error))
             return
-        if not breaker.attached:
+        if trial and not breaker.attached and not breaker.by_hand:
             breaker.attach()
 
     async def attach(self) -> None:
-        if not self.breaker.attached:
-            try:
-                await self.inner.refresh()
-            except StorageError as error:
-                self.breaker.by_hand = False  # from now on it is tried again by itself
-                self.breaker.detach(str(error))
-                raise
-            self.breaker.attach()
+        breaker = self.breaker
+        if breaker.attached:
+            return
+        breaker.by_hand = False  # from now on it is tried again by itself
+        try:
+            await self.inner.refresh()
+        except StorageError as error:
+            breaker.detach(str(error))
+            raise
+        if breaker.by_hand:
+            raise StorageError("it was detached again before it had answered")
+        breaker.attach()
 
     def detach(self) -> None:
         self.breaker.detach("by hand")

@@ -162,6 +162,13 @@ def test_a_change_whose_storage_is_lost_is_answered_once() -> None:
     assert not core.pending(Administered)
 
 
+def test_a_change_is_not_asked_of_a_storage_that_is_lost_already() -> None:
+    core = Harness()
+    core.lose(core.storage)
+    assert administer(core, "clear").refusal == "storage-0: it was lost"
+    assert not core.pending(ChangeBackend)
+
+
 @pytest.mark.parametrize(
     ("action", "storage", "why"),
     [

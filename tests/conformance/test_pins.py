@@ -113,6 +113,32 @@ def test_a_pin_outlives_what_it_pins_without_harm(lost: str) -> None:
     core.nothing_left()
 
 
+def test_what_a_pin_has_lost_does_not_count_against_new_ones() -> None:
+    core = cached()
+    pin(core, PROMPT)
+    core.restart_worker()
+    core.restart_storage()
+    core.compute(OTHERS[0])
+    core.settle()
+    assert pin(core, OTHERS[0]).refusal == ""
+    assert status(core.core)["pins"] == {"count": 2, "pages": 4}
+    assert (unpin(core, 1), unpin(core, 2)) == ("", "")
+    core.nothing_left()
+
+
+def test_a_pin_keeps_no_device_page_that_the_tree_has_lost() -> None:
+    core = cached()
+    pin(core, PROMPT, ttl_s=60.0)
+    (node,) = core.nodes()
+    core.core.host.release(core.core.state.tree.detach(node).host)  # as after a bad load
+    core.wait(1.0)
+    core.feed(DeadlineReached())
+    core.settle()
+    assert core.core.state.device.available == core.core.state.device.total
+    assert unpin(core, 1) == ""
+    core.nothing_left()
+
+
 def test_a_drain_ends_the_pins_of_what_only_that_storage_has_and_a_flush_keeps_pins() -> None:
     core = cached()
     pin(core, PROMPT)

@@ -134,6 +134,9 @@ class Admin:
         if not storages:
             self._answer(asker, wish, "there is no storage")
         for storage in storages:
+            if self._state.operations.is_lost(storage):
+                changed(storage, None)
+                continue
             message = ChangeBackend(self._state.operations.new_id(), change)
             operation = Control(on_done=partial(changed, storage))
             self._state.operations.start(operation, message, [storage])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from services.scheduler.core.events import PeerKey, Send
 from services.scheduler.core.ghosts import NO_FATE, Fate
 from services.scheduler.core.pages import NO_PAGES, HostPool, Pages
-from services.scheduler.core.settings import ASK_AGAIN_S, MAX_SENDS, STEP_TIMEOUT_S, TRANSFER_TIMEOUT_S
+from services.scheduler.core.settings import ASK_AGAIN_S, MAX_HURRIES, MAX_SENDS, STEP_TIMEOUT_S, TRANSFER_TIMEOUT_S
 from shared.messages.common import Cancel, Message
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Operation:
     failed: bool = False  # given up, not yet settled
     cancelled: bool = False
     sends: int = 0
+    hurries: int = 0  # sends that didn't count
     deadline: float = 0.0
     timeout_s: float = TRANSFER_TIMEOUT_S
 
@@ -212,12 +213,16 @@ class Operations:
         """Nothing more is sent to the process until it says hello again."""
         self._silent.add(peer)
 
+    def is_lost(self, peer: PeerKey) -> bool:
+        """Has the process been lost, and not said hello since?"""
+        return peer in self._silent
+
     def start(self, operation: Operation, message: Message, peers: list[PeerKey]) -> None:
         """Send a command whose op_id is `new_id()`'s; an operation may be started again with its next command."""
         operation.op_id = message.op_id  # type: ignore[attr-defined]
         operation.message = message
         operation.waiting = set(peers)
-        operation.sends = 1
+        operation.sends, operation.hurries = 1, 0
         operation.deadline = self.now + operation.timeout_s
         self.table[operation.op_id] = operation
         self.steps += isinstance(operation, Step)
@@ -293,11 +298,14 @@ class Operations:
 
     def hurry(self, peer: PeerKey) -> None:
         """Messages to or from the process were lost: ask soon again for all that it owes. It isn't what was too late,
-        so this isn't one of the MAX_SENDS."""
+        so this isn't one of the MAX_SENDS, at most MAX_HURRIES times."""
         for operation in self.of_peer(peer):
+            if operation.hurries >= MAX_HURRIES:
+                continue
             if self.now + ASK_AGAIN_S < operation.deadline < float("inf") and not self._is_queued(peer, operation):
                 operation.deadline = self.now + ASK_AGAIN_S
                 operation.sends -= 1
+                operation.hurries += 1
 
     def next_deadline(self) -> float:
         """When the next silent peer is asked again."""

@@ -56,6 +56,7 @@ class Pins:
 
     def add(self, seed: bytes, tokens: bytes, ttl_s: float) -> tuple[int, int] | str:
         """Pin what device and host memory have of a prefix; returns its number and pages, or why not."""
+        self._trim()
         page_bytes = self._state.tree.page_bytes
         match = self._state.tree.match_prefix(seed, tokens, len(tokens) // page_bytes)
         pages, limit = match.device_pages + match.host_pages, int(self._state.device.total * PIN_SHARE)
@@ -80,6 +81,7 @@ class Pins:
     def expire(self) -> None:
         """Those whose time is over end."""
         self._remove_if(lambda pin: pin.until <= self._state.now)
+        self._trim()
 
     def next_deadline(self) -> float:
         """When the next one ends."""
@@ -95,6 +97,16 @@ class Pins:
     def leave(self, pool: HostPool) -> None:
         """A pool is drained: pins that only its pages keep up end."""
         self._remove_if(lambda pin: any(_only_in(node, pool) for node in self._path(pin)))
+
+    def _trim(self) -> None:
+        """Let go of nodes that have left the tree: nobody finds their pages, and what was lost counts no more."""
+        for pin in self._pins.values():
+            path = self._path(pin)
+            if path and path[0].detached:
+                left = [node for node in path if not node.detached]
+                old, end = pin.lock, left[0] if left else self._state.tree.top(path[0])
+                pin.lock, pin.pages = self._state.tree.lock(end), sum(node.pages for node in left)
+                self._state.unlock(old)
 
     def _path(self, pin: Pin) -> list[Node]:
         return [node for node in self._state.tree.upward(pin.lock.node) if not node.is_root] if pin.lock.node else []

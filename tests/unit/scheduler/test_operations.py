@@ -2,7 +2,7 @@
 
 from services.scheduler.core.events import PeerKey, Send
 from services.scheduler.core.operations import Archive, Load, Operation, Operations, Release
-from services.scheduler.core.settings import ASK_AGAIN_S, MAX_SENDS, TRANSFER_TIMEOUT_S
+from services.scheduler.core.settings import ASK_AGAIN_S, MAX_HURRIES, MAX_SENDS, TRANSFER_TIMEOUT_S
 from shared.messages.common import Cancel
 from shared.messages.storage import ReleasePages
 
@@ -121,3 +121,13 @@ def test_after_a_loss_a_command_is_soon_repeated_and_that_is_none_of_its_sends()
     for _ in range(MAX_SENDS):
         table.wait(TRANSFER_TIMEOUT_S)
     assert sent.failed
+
+
+def test_a_command_that_is_lost_each_time_is_given_up() -> None:
+    table = Table(credits=1)
+    operation = table.start()
+    for _ in range(MAX_HURRIES + MAX_SENDS):
+        table.operations.hurry(PEER)  # its peer can't decode it, say: each time it is missed
+        table.wait(TRANSFER_TIMEOUT_S)
+    assert operation.failed
+    assert len(table.ids()) <= MAX_HURRIES + MAX_SENDS + 1  # the last is a Cancel

@@ -55,6 +55,10 @@ def test_a_changed_added_or_renamed_source_has_no_code(checkout: Path) -> None:
         change()
         seen.append(compiled.compiled_folder())
     assert len(set(seen)) == len(seen)
+    (checkout / "shared").mkdir()
+    (checkout / "shared/messages.py").write_text("x = 1\n")  # compiled code checks the types that it declares
+    seen.append(compiled.compiled_folder())
+    assert seen[-1] != seen[-2]
     (checkout / "core/__init__.py").write_text("# not compiled\n")
     assert compiled.compiled_folder() == seen[-1]
 

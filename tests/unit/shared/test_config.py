@@ -25,6 +25,8 @@ def test_a_file_and_overrides_are_read_in_that_order(tmp_path: Path) -> None:
         ("cache.page_size=many", ["cache.page_size", "int"]),
         ("model.dtype=int8", ["model.dtype", "int8"]),
         ("gateway.port=70000", ["gateway.port", "65535"]),
+        ('gateway.admin_keys=["a", ""]', ["gateway.admin_keys", "length"]),
+        ('gateway.api_keys=[""]', ["gateway.api_keys", "length"]),
         ("scheduler.request_timeout_s=0", ["scheduler.request_timeout_s", "> 0"]),
         ("run.name=Two Words", ["run.name"]),
         ("cache", ["section.key=value"]),

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -151,3 +152,47 @@ async def test_metric_01_batches_of_a_store_are_timed_and_those_of_a_detached_on
     assert told["l3_get_seconds"] == pytest.approx(0.06)
     assert [told[f"l3_get_{name}"] for name in ("batches", "le_0.01", "le_0.03", "le_10")] == [3, 0, 3, 3]
     assert told["l3_set_batches"] == 0
+
+
+@pytest.mark.parametrize("trial", ["refresh", "attach"])
+async def test_who_detaches_during_a_trial_has_the_last_word(trial: str) -> None:
+    inner, clock = mock.create_autospec(Backend, instance=True), Clock()
+    backend = BreakerBackend(inner, 1.0, clock)
+    backend.breaker.detach("gone")
+    clock.now_s += FIRST_BACK_OFF_S
+    inner.refresh.side_effect = backend.detach
+    with pytest.raises(StorageError, match="detached again") if trial == "attach" else nullcontext():
+        await getattr(backend, trial)()
+    assert inner.refresh.call_count == 1
+    assert not backend.breaker.attached
+    clock.now_s += LONGEST_BACK_OFF_S
+    await backend.refresh()
+    assert inner.refresh.call_count == 1
+    inner.refresh.side_effect = None
+    await backend.attach()
+    assert backend.breaker.attached
+
+
+async def test_a_scan_that_began_before_the_store_was_detached_attaches_nothing() -> None:
+    inner = mock.create_autospec(Backend, instance=True)
+    backend = BreakerBackend(inner, 1.0)
+    inner.refresh.side_effect = lambda: backend.breaker.detach("gone")
+    await backend.refresh()
+    assert not backend.breaker.attached
+
+
+async def test_an_attachment_that_fails_is_tried_again_unless_it_was_detached_meanwhile() -> None:
+    inner, clock = mock.create_autospec(Backend, instance=True), Clock()
+    backend = BreakerBackend(inner, 1.0, clock)
+
+    def detach_and_fail() -> None:
+        backend.detach()
+        raise StorageError("gone")
+
+    backend.detach()
+    for failure, retried in ((StorageError("gone"), True), (detach_and_fail, False)):
+        inner.refresh.side_effect = failure
+        with pytest.raises(StorageError, match="gone"):
+            await backend.attach()
+        clock.now_s += LONGEST_BACK_OFF_S
+        assert backend.breaker.due() is retried
