@@ -123,7 +123,7 @@ class DecodeAttention:
         self._pages = torch.cat(list(page_tables))
         self._counts = torch.tensor(lens, dtype=torch.int64)
         self._starts = torch.tensor([0, *map(len, page_tables)][:-1], dtype=torch.int64).cumsum(0)
-        self._last_page = int(self._pages.max())
+        self._first_page, self._last_page = int(self._pages.min()), int(self._pages.max())
         self._scratch: Tensor | None = None
 
     def __call__(self, q: "Tensor", k_pool: "Tensor", v_pool: "Tensor") -> "Tensor":
@@ -142,6 +142,8 @@ class DecodeAttention:
 
         if (self._last_page + 1) * self._page_size > min(k_pool.shape[0], v_pool.shape[0]):
             raise ValueError(f"page {self._last_page} is outside pools of {k_pool.shape[0]} slots")
+        if self._first_page < 0:
+            raise ValueError(f"page {self._first_page} is outside pools of {k_pool.shape[0]} slots")
         rows, heads, dim = q.shape
         room = -(-max(self._lens) // LANES) * LANES
         if self._scratch is None:
@@ -172,6 +174,8 @@ def _suits_c(q: "Tensor", k_pool: "Tensor", v_pool: "Tensor") -> bool:
         and dim % LANES == 0
         and dim <= MAX_DIM
         and heads <= MAX_GROUP * k_pool.shape[1]
+        and heads % k_pool.shape[1] == 0
+        and dim == k_pool.shape[2]
     )
 
 

@@ -13,7 +13,7 @@ from shared.config import Config
 from shared.errors import ProtocolError
 from shared.messages.gateway import AdminAction, Administer, Administered
 
-ANSWER_TIMEOUT_S = 30.0  # to clear 100,000 page files takes some seconds
+ANSWER_TIMEOUT_S = 40.0  # the scheduler gives a storage up that is silent for 30 s
 QUESTION = 1  # one a process
 
 ACTIONS: dict[AdminAction, str] = {  # of a storage, or of all

@@ -33,7 +33,7 @@ MAX_RESUBMISSIONS = 3  # a request that outlived three schedulers may be what ki
 KEEP_ALIVE_S = 15.0  # below the 30 to 60 s after which proxies drop a silent connection
 USAGE_WAIT_S = 0.25  # after a stop string: for the scheduler's word on the tiers; a round trip and a step
 STATUS_TIMEOUT_S = 2.0  # for the scheduler's Status; a probe of /health waits 1 to 10 s as a rule
-ADMIN_TIMEOUT_S = 30.0  # for a change of the stack: to clear 100,000 page files takes some seconds
+ADMIN_TIMEOUT_S = 40.0  # for a change of the stack: the scheduler gives a storage up that is silent for 30 s
 DRAIN_S = 10.0  # running requests get this long after a stop; an orchestrator kills after 10 to 30 s
 FLUSH_S = 2.0  # for the last errors to reach their clients after the drain
 

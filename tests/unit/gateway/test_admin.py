@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from kvtide.admin import ANSWER_TIMEOUT_S
+from services.gateway.limits import ADMIN_TIMEOUT_S
+from services.scheduler.core.settings import MAX_SENDS, TRANSFER_TIMEOUT_S
 from shared.packed import unpack
 from tests.unit.gateway.harness import Stack, run_stack
 
@@ -63,6 +66,11 @@ async def test_a_scheduler_that_does_not_answer_is_503(run_folder: Path, model_f
     async with run_stack(run_folder, model_folder, scheduler=False, admin_keys=("boss",)) as stack:
         response = await stack.post("/kvtide/admin/flush", {}, headers=ADMIN)
         assert response.status_code == 503
+
+
+def test_who_asks_waits_longer_than_the_scheduler_does_for_a_silent_storage() -> None:
+    patience_s = MAX_SENDS * TRANSFER_TIMEOUT_S
+    assert min(ADMIN_TIMEOUT_S, ANSWER_TIMEOUT_S) > patience_s  # so that its answer, which names the storage, is seen
 
 
 async def test_a_pin_is_of_the_tokens_that_a_request_has(guarded: Stack) -> None:

@@ -135,3 +135,12 @@ def test_decodes_beyond_their_pages_or_the_pool_are_refused(version: str) -> Non
         q, pool = torch.ones(1, 1, 16), torch.zeros(2 * PAGE, 1, 16)
         with pytest.raises(ValueError, match="page 2 is outside pools of 8 slots"):
             DecodeAttention([torch.tensor([2])], [1], PAGE, 1.0)(q, pool, pool)
+        with pytest.raises(ValueError, match="page -1 is outside pools of 8 slots"):
+            DecodeAttention([torch.tensor([1, -1])], [8], PAGE, 1.0)(q, pool, pool)
+
+
+@pytest.mark.parametrize(("heads", "dim"), [(2, 32), (3, 16)])
+def test_heads_that_differ_from_the_pool_s_are_refused(version: str, heads: int, dim: int) -> None:
+    pool = torch.zeros(2 * PAGE, 2, 16)
+    with pytest.raises((ValueError, RuntimeError)):
+        DecodeAttention([torch.tensor([1])], [1], PAGE, 1.0)(torch.ones(1, heads, dim), pool, pool)
