@@ -58,6 +58,7 @@ class SchedulerClient:
         self._clock = clock
         self._tickets: dict[str, Ticket] = {}  # by the current attempt's request id
         self._owed: deque[str] = deque(maxlen=MAX_OWED_ABORTS)  # request ids to abort once the scheduler is heard
+        self._aborted: dict[str, None] = {}  # request ids whose Abort was sent and whose Finish hasn't come
         self._epoch = 0
         self._wake = asyncio.Event()
         self._asking: list[asyncio.Future[bytes]] = []
@@ -158,6 +159,7 @@ class SchedulerClient:
         """A scheduler has taken the hello: hand it what is open."""
         if epoch != self._epoch:
             self._owed.clear()
+            self._aborted.clear()
             self._restart_placed()
             self._epoch = epoch
         log.info("scheduler_found epoch=%d open=%d", epoch, len(self._tickets))
@@ -165,7 +167,9 @@ class SchedulerClient:
 
     def on_lost(self) -> None:
         """The scheduler is silent. Should it come back with the same epoch, it must forget the old attempts."""
-        self._owed.extend(ticket.request_id for ticket in self._tickets.values() if ticket.placed)
+        placed = [ticket.request_id for ticket in self._tickets.values() if ticket.placed]
+        self._owed.extend(dict.fromkeys([*self._aborted, *placed]))
+        self._aborted.clear()
         self._restart_placed()
 
     def on_missed(self) -> None:
@@ -185,9 +189,11 @@ class SchedulerClient:
                             log.warning("emission_malformed request=%s detail=%s", emission.request_id, error)
                             self._fail(ticket, ApiError(500, "the scheduler sent a malformed answer", code="internal"))
             case Finish():
+                self._aborted.pop(message.request_id, None)
                 if ticket := self._tickets.pop(message.request_id, None):
                     self._put(ticket, Finished(message.reason, message.usage))
             case Reject():
+                self._aborted.pop(message.request_id, None)
                 if ticket := self._tickets.get(message.request_id):
                     ticket.placed = False
                     self._fail(ticket, rejected(message.code, message.message, message.retry))
@@ -222,7 +228,7 @@ class SchedulerClient:
                 self._wake.clear()
 
     def _place_all(self) -> None:
-        while self._owed and self.link.up and self.link.send(Abort(self._owed[0])):
+        while self._owed and self._tell_abort(self._owed[0]):
             self._owed.popleft()
         now_s = self._clock()
         for ticket in [ticket for ticket in self._tickets.values() if not ticket.placed]:
@@ -261,6 +267,14 @@ class SchedulerClient:
             self._send_abort(ticket.request_id)
 
     def _send_abort(self, request_id: str) -> None:
-        if not (self.link.up and self.link.send(Abort(request_id))):
+        if not self._tell_abort(request_id):
             self._owed.append(request_id)
             self._wake.set()
+
+    def _tell_abort(self, request_id: str) -> bool:
+        if not (self.link.up and self.link.send(Abort(request_id))):
+            return False
+        self._aborted[request_id] = None
+        if len(self._aborted) > MAX_OWED_ABORTS:
+            del self._aborted[next(iter(self._aborted))]
+        return True

@@ -132,6 +132,22 @@ async def test_a_stream_that_may_lack_tokens_ends_with_a_retryable_error(stack: 
     await until(lambda: stack.scheduler.aborts == [first.request_id])
 
 
+async def test_an_abort_that_may_be_lost_is_repeated_until_its_request_has_ended(stack: Stack) -> None:
+    stack.scheduler.status = b"{}"
+    asking = asyncio.create_task(stack.complete(stream=True))
+    submit = await stack.scheduler.submitted()
+    asking.cancel()
+    await until(lambda: stack.scheduler.aborts == [submit.request_id])
+    stack.scheduler.send(Missed())
+    await until(lambda: stack.scheduler.aborts == 2 * [submit.request_id])
+    stack.scheduler.finish(submit, 0, "abort")
+    stack.scheduler.send(Missed())
+    async with stack.client() as client:
+        for _ in range(2):
+            assert (await client.get("/status")).status_code == 200  # answered after what was sent before
+    assert stack.scheduler.aborts == 2 * [submit.request_id]
+
+
 async def test_the_fourth_scheduler_gets_no_resubmission(stack: Stack) -> None:
     asking = asyncio.create_task(stack.complete())
     for _ in range(3):
