@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-STACKS = ("integration", "faults", "compose")  # each test starts a whole stack: one at a time, whatever runs beside it
+STACKS = ("integration", "faults", "compose")  # their tests start whole stacks: one after the other, layer by layer
 LAYERS = ("unit", "conformance", "simulation", "integration", "faults")
 TESTS = Path(__file__).parent
 
@@ -23,10 +23,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class StacksTogether(LoadScopeScheduling):
-    """All tests that start a stack go to one worker; the others go wherever there is time."""
+    """The tests of a layer that start stacks go to one worker; the others go wherever there is time.
+
+    So at most one stack of each layer runs: those of `faults` mostly wait, beside those of `integration`.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "stacks" if nodeid.split("/")[1] in STACKS else nodeid
+        layer = nodeid.split("/")[1]
+        return layer if layer in STACKS else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> StacksTogether:
