@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 from kernels.build import find_compiler
+from kvtide.file_lock import wait_for_lock
 from shared.compiled import BUILD_FOLDER, ROOT, compiled_folder, sources
 
 OPTIMIZE = "1"  # level 2 takes half as long again and makes code that is no faster
@@ -19,9 +21,9 @@ KEPT = 4  # folders of code: of branches that one goes back to, and of processes
 TIMEOUT_S = 900.0  # it takes half a minute; a hung compiler must not hang `make setup`
 
 
-def build() -> tuple[bool, str]:
-    """Compile unless it is done already. Returns (the code is there, what was done or why not); never raises for a
-    missing or failing compiler or a folder that can't be written."""
+def build(say: Callable[[str], None] = print) -> tuple[bool, str]:
+    """Compile unless it is done already; while another process does it, wait, and `say` so. Returns (the code is there,
+    what was done or why not); never raises for a missing or failing compiler or a folder that can't be written."""
     target = compiled_folder()
     if target.exists():
         return True, ""
@@ -31,10 +33,23 @@ def build() -> tuple[bool, str]:
         return False, "no C compiler (looked for $CC, cc, gcc, clang)"
     try:
         BUILD_FOLDER.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=BUILD_FOLDER) as scratch:
-            return _compile(Path(scratch), target)
+        return _compile_once(target, say)
     except OSError as error:
         return False, f"can't build in {BUILD_FOLDER}: {error}"
+
+
+def _compile_once(target: Path, say: Callable[[str], None]) -> tuple[bool, str]:
+    """One process at a time: the next finds what it wanted done."""
+    folder = os.open(BUILD_FOLDER, os.O_RDONLY)
+    try:
+        if not wait_for_lock(folder, TIMEOUT_S, lambda: say("waiting: another process compiles the core")):
+            return False, f"another process has held {BUILD_FOLDER} for {TIMEOUT_S:.0f} s: end it and try again"
+        if target.exists():
+            return True, ""
+        with tempfile.TemporaryDirectory(dir=BUILD_FOLDER) as scratch:
+            return _compile(Path(scratch), target)
+    finally:
+        os.close(folder)
 
 
 def _compile(scratch: Path, target: Path) -> tuple[bool, str]:

@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from kvtide.doctor_machine import compiler, cores, disk, kernels, memory, segment_room
+from kvtide.doctor_machine import compiler, core, cores, disk, kernels, memory, segment_room
 from kvtide.doctor_stack import leftovers, model, port, stored, with_made_model
 from kvtide.doctor_verdict import Verdict
 from shared.config import Config
@@ -16,7 +16,7 @@ from shared.config import Config
 Check = Callable[[Config], Iterator[Verdict]]
 
 # From what the stack can't do without to what only makes it slower.
-CHECKS: tuple[Check, ...] = (model, memory, segment_room, disk, stored, port, leftovers, cores, compiler, kernels)
+CHECKS: tuple[Check, ...] = (model, memory, segment_room, disk, stored, port, leftovers, cores, compiler, kernels, core)
 STYLES: dict[str, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 

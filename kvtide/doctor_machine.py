@@ -1,7 +1,9 @@
-"""What `kvtide doctor` looks at in the machine: memory, disk, cores, compiler, kernels."""
+"""What `kvtide doctor` looks at in the machine: memory, disk, cores, compiler, kernels, the core."""
 
 import os
+import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from kernels import checksum, page_copy
 from kernels.build import find_compiler, library_path
 from kvtide.doctor_verdict import Verdict, nearest, size
 from kvtide.tiers import geometry_of
+from services.scheduler.core import core as scheduler_core
+from shared.compiled import SUFFIX, VARIABLE
 from shared.config import Config
 from shared.errors import ModelError
 
@@ -190,7 +194,7 @@ def compiler(config: Config) -> Iterator[Verdict]:
     elif library_path().exists():
         yield Verdict("ok", "compiler", "none, and none is needed: the C extension is built")
     else:
-        remedy = "install gcc or clang, or set CC, then run python -m kernels.build"
+        remedy = f"install gcc or clang, or set CC, then run {_build('kernels.build')} and {_build('kvtide.compile')}"
         yield Verdict("warn", "compiler", "none (looked for $CC, cc, gcc, clang)", remedy)
 
 
@@ -200,4 +204,20 @@ def kernels(config: Config) -> Iterator[Verdict]:
         if version.startswith("C ("):
             yield Verdict("ok", name, version)
         else:
-            yield Verdict("warn", name, f"{version}: slower", "run python -m kernels.build (it needs a C compiler)")
+            remedy = f"run {_build('kernels.build')} (it needs a C compiler)"
+            yield Verdict("warn", name, f"{version}: slower", remedy)
+
+
+def core(config: Config) -> Iterator[Verdict]:
+    """Does the scheduler's core run as machine code?"""
+    if str(scheduler_core.__file__).endswith(SUFFIX):
+        yield Verdict("ok", "core", "compiled")
+    elif os.environ.get(VARIABLE) == "0":
+        yield Verdict("warn", "core", f"plain Python, as {VARIABLE}=0 asks: half as fast", f"unset {VARIABLE}")
+    else:
+        remedy = f"run {_build('kvtide.compile')} (it needs a C compiler and Python's headers)"
+        yield Verdict("warn", "core", "plain Python, not compiled from these sources: half as fast", remedy)
+
+
+def _build(module: str) -> str:
+    return f"{shlex.quote(sys.executable)} -m {module}"

@@ -1,20 +1,18 @@
 """Folders that are made once: complete or absent, whoever makes them and whenever one is interrupted."""
 
-import fcntl
 import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvtide.file_lock import wait_for_lock
 from shared.errors import CapacityError, ModelError
 
 # A conversion takes about 10 s, on a loaded machine 60 s; a lock held for longer means a maker that hangs.
 LOCK_TIMEOUT_S = 300.0
-LOCK_POLL_S = 0.1
 
 # 269 MB of weights and 4 MB of tokenizer files, and some room so that the disk isn't left at zero.
 NEEDED_BYTES = 300 * 1024 * 1024
@@ -109,24 +107,10 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _locked(lock: Path, progress: Callable[[str], None]) -> Iterator[None]:
-    with lock.open("a") as file:  # the kernel drops the lock with the process, so a killed maker blocks nobody
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
-        waiting = False
-        while not _try_lock(file.fileno()):
-            if not waiting:
-                progress(f"another process is making the default model: waiting for {lock}")
-                waiting = True
-            if time.monotonic() > deadline:
-                raise ModelError(
-                    f"{lock} was held by another process for {LOCK_TIMEOUT_S:.0f} s: end that process and try again"
-                )
-            time.sleep(LOCK_POLL_S)
+    waiting = f"another process is making the default model: waiting for {lock}"
+    with lock.open("a") as file:
+        if not wait_for_lock(file.fileno(), LOCK_TIMEOUT_S, lambda: progress(waiting)):
+            raise ModelError(
+                f"{lock} was held by another process for {LOCK_TIMEOUT_S:.0f} s: end that process and try again"
+            )
         yield
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

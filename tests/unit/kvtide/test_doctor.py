@@ -19,6 +19,7 @@ from kvtide import cli, doctor_machine, doctor_stack
 from kvtide.doctor import CHECKS, as_json, diagnose, print_verdicts, worst
 from kvtide.doctor_verdict import GIB, MIB, Verdict, size
 from kvtide.run_folder import claimed, record_children
+from shared.compiled import SUFFIX, VARIABLE
 from shared.config import Cache, Config, Gateway, Run, Storage, Worker
 
 DISK = shutil._ntuple_diskusage  # what shutil.disk_usage returns
@@ -48,6 +49,7 @@ def test_every_verdict_but_ok_has_a_remedy(config: Config) -> None:
     verdicts = diagnose(config)
     assert {verdict.what for verdict in verdicts} >= {
         "model", "memory", "host pool", "disk", "port", "earlier runs", "cores", "compiler", "page copy", "checksum",
+        "core",
     }  # fmt: skip
     for verdict in verdicts:
         assert bool(verdict.remedy) == (verdict.state != "ok"), verdict
@@ -61,7 +63,7 @@ def test_a_check_that_can_t_find_out_warns(config: Config, monkeypatch: pytest.M
 
     monkeypatch.setattr("kvtide.doctor.CHECKS", (broken,))
     assert diagnose(config) == [Verdict("warn", "broken", "can't find out: no", diagnose(config)[0].remedy)]
-    assert len(CHECKS) == 10
+    assert len(CHECKS) == 11
 
 
 def test_the_text_has_a_line_a_remedy_and_an_end() -> None:
@@ -190,6 +192,20 @@ def test_compiler_and_kernels(config: Config, monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(doctor_machine.page_copy, "which", lambda: "C (crc instruction)")
     monkeypatch.setattr(doctor_machine.checksum, "which", lambda: "google-crc32c c (C: not built)")
     assert [each.state for each in doctor_machine.kernels(config)] == ["ok", "warn"]
+
+
+@pytest.mark.parametrize(
+    ("file", "wanted", "state"),
+    [(f"core{SUFFIX}", "1", "ok"), ("core.py", "1", "warn"), ("core.py", "0", "warn")],
+)
+def test_the_core_is_compiled_or_not(
+    config: Config, monkeypatch: pytest.MonkeyPatch, file: str, wanted: str, state: str
+) -> None:
+    monkeypatch.setattr(doctor_machine.scheduler_core, "__file__", file)
+    monkeypatch.setenv(VARIABLE, wanted)
+    verdict = only(doctor_machine.core(config))
+    assert verdict.state == state
+    assert ("kvtide.compile" in verdict.remedy) == (verdict.state == "warn" and wanted == "1")
 
 
 # --- the stack ---

@@ -1,8 +1,11 @@
 """Compiled code is used for exactly the sources that it was made of."""
 
+import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -77,3 +80,41 @@ def test_a_source_that_mypyc_refuses_leaves_no_code(monkeypatch: pytest.MonkeyPa
     assert not built
     assert message.startswith("mypyc failed with 1: ")
     assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def _compiling(folder: Path) -> Iterator[None]:
+    """Another process that compiles into this folder, as far as one can see."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def test_a_second_one_waits_for_the_first_and_finds_it_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiler, "compiled_folder", lambda: tmp_path / "core-1")
+    monkeypatch.setattr(compiler, "BUILD_FOLDER", tmp_path)
+    monkeypatch.setattr(compiler, "_compile", lambda *_: pytest.fail("compiled twice"))
+    said: list[str] = []
+    with ExitStack() as first:
+        first.enter_context(_compiling(tmp_path))
+
+        def finish_the_first(line: str) -> None:
+            said.append(line)
+            (tmp_path / "core-1").mkdir()
+            first.close()
+
+        assert compiler.build(finish_the_first) == (True, "")
+    assert said == ["waiting: another process compiles the core"]
+
+
+def test_a_first_one_that_hangs_is_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiler, "compiled_folder", lambda: tmp_path / "core-1")
+    monkeypatch.setattr(compiler, "BUILD_FOLDER", tmp_path)
+    monkeypatch.setattr(compiler, "TIMEOUT_S", 0.0)
+    with _compiling(tmp_path):
+        built, message = compiler.build()
+    assert not built
+    assert message.startswith(f"another process has held {tmp_path}")
