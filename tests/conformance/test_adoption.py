@@ -24,7 +24,7 @@ A = list(range(1, 9))
 DIGESTS = list(chain(b"", pack(A), 2))
 
 
-def _core(named: dict[int, bytes], *, pages: int = 24, **settings: object) -> Harness:
+def a_core_that_finds(named: dict[int, bytes], *, pages: int = 24, **settings: object) -> Harness:
     """A scheduler that finds a storage whose segment has `named` pages."""
     core = Harness(host=0, **({"adoption": True, "host_tier": True} | settings))  # type: ignore[arg-type]
     core.segment = core.old_segment(pages)
@@ -39,12 +39,13 @@ def _core(named: dict[int, bytes], *, pages: int = 24, **settings: object) -> Ha
     return core
 
 
-def _named(first: int = 5) -> dict[int, bytes]:
+def named_pages(first: int = 5) -> dict[int, bytes]:
+    """A's pages by the numbers that they have in a segment."""
     return dict(enumerate(DIGESTS, first))
 
 
 def test_adoption_pages_of_an_earlier_scheduler_are_orphaned_until_a_chain_reaches_them() -> None:
-    core = _core(_named())
+    core = a_core_that_finds(named_pages())
     assert core.pool.available == 20
     assert not core.pending(ReleasePages)
     assert core.match(A).end.is_root
@@ -61,7 +62,7 @@ def test_adoption_pages_of_an_earlier_scheduler_are_orphaned_until_a_chain_reach
 
 
 def test_adoption_takes_a_message_s_time_so_best_effort_waits_for_it() -> None:
-    core = _core(_named(), prefetch_policy="best_effort")
+    core = a_core_that_finds(named_pages(), prefetch_policy="best_effort")
     request = core.submit([*A, 9])
     core.answer(core.storage, Adopted(core.take(AdoptPages).op_id, pack(range(4))))
     core.settle()
@@ -70,7 +71,7 @@ def test_adoption_takes_a_message_s_time_so_best_effort_waits_for_it() -> None:
 
 
 def test_store_06_a_lookup_does_not_wait_for_the_room_that_its_own_request_has_reserved() -> None:
-    core = _core({5: DIGESTS[0]}, pages=7, prefetch_policy="wait_complete", prefetch_threshold=2)
+    core = a_core_that_finds({5: DIGESTS[0]}, pages=7, prefetch_policy="wait_complete", prefetch_threshold=2)
     request = core.submit([*A, 9])
     adopt = core.take(AdoptPages)
     core.answer(core.storage, Adopted(adopt.op_id, pack(range(1))))
@@ -103,7 +104,7 @@ def test_adoption_is_asked_for_in_bounded_parts_each_answered_once() -> None:
 
 
 def test_adoption_uses_the_leading_pages_and_asks_l3_for_the_rest() -> None:
-    core = _core({5: DIGESTS[0], 6: DIGESTS[1]})
+    core = a_core_that_finds({5: DIGESTS[0], 6: DIGESTS[1]})
     core.submit([*A, 9])
     adopt = core.take(AdoptPages)
     core.answer(core.storage, Adopted(adopt.op_id, pack(range(2))))
@@ -124,7 +125,7 @@ def test_adoption_a_segment_that_is_there_no_more_is_asked_for_by_a_new_hello() 
 
 
 def test_adoption_of_a_page_that_has_lost_its_name_is_a_miss() -> None:
-    core = _core(_named())
+    core = a_core_that_finds(named_pages())
     request = core.submit([*A, 9])
     adopt = core.take(AdoptPages)
     core.answer(core.storage, Adopted(adopt.op_id, pack([0, 2, 3])))
@@ -134,14 +135,14 @@ def test_adoption_of_a_page_that_has_lost_its_name_is_a_miss() -> None:
 
 
 def test_adoption_orphans_go_first_when_memory_is_short() -> None:
-    core = _core({1: b"x" * 32, 2: b"y" * 32, **_named()}, pages=9, prefetch=False)
+    core = a_core_that_finds({1: b"x" * 32, 2: b"y" * 32, **named_pages()}, pages=9, prefetch=False)
     core.submit(range(40, 49))
     core.step_done()
     assert unpack(core.take(ReleasePages).pages).tolist() == [1]  # three pages are free, four are needed
 
 
 def test_adoption_two_pages_of_one_name_leave_one() -> None:
-    core = _core({5: DIGESTS[0], 6: DIGESTS[0]})
+    core = a_core_that_finds({5: DIGESTS[0], 6: DIGESTS[0]})
     assert unpack(core.take(ReleasePages).pages).tolist() == [6]
     assert len(core.pool.orphans) == 1
 
@@ -164,7 +165,7 @@ def test_adoption_without_the_setting_everything_is_released() -> None:
 
 
 def test_tree_10_the_sum_has_a_term_for_orphaned_pages() -> None:
-    core = _core(_named())
+    core = a_core_that_finds(named_pages())
     assert core.pool.available + len(core.pool.orphans) == core.pool.total  # and `feed` has checked the rest
 
 
