@@ -71,6 +71,9 @@ class Cache(_Section):
         "write_through"  # back a node up at its first use, at its second, or when the device evicts it
     )
     eviction: Eviction = "lru"  # what leaves device and host first
+    load_policy: Literal["threshold", "auto"] = (
+        "threshold"  # load what host or L3 have by its length alone, or only if measured to be faster than computing it
+    )
     load_back_threshold: Count = 10  # tokens; a shorter host hit is recomputed
     prefetch: bool = True  # ask L3 when a request arrives
     prefetch_threshold: Count = 256  # tokens; a shorter L3 hit is recomputed

@@ -48,7 +48,7 @@ def step_job(worker: "SimWorker", epoch: int, message: RunStep, loads: list[Job]
         if reason:
             return StepFailed(message.op_id, worker.rank, reason, lost + [load.op_id for load in loads if not load.ok])
         job.ok = True
-        return StepDone(message.op_id, worker.rank, sampled, 0.0)
+        return StepDone(message.op_id, worker.rank, sampled, job.seconds)
 
     job = Job(message.op_id, epoch, list(loads), [(0.0, begin), (rng.uniform(0.0, world.plan.step_s), compute)], answer)
     job.pages = {page for item in message.items for page in device.touched(item)}
@@ -113,7 +113,7 @@ def load_job(worker: "SimWorker", epoch: int, message: LoadPages, segment: Segme
         if failed:
             return OperationFailed(message.op_id, worker.rank, "error", -1, b"")
         job.ok = True
-        return LoadDone(message.op_id, worker.rank, 0.0)
+        return LoadDone(message.op_id, worker.rank, job.seconds)
 
     job = Job(message.op_id, epoch, [], _copy_parts(worker, len(host), copy), answer, stop_early=True)
     return job

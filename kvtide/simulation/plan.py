@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, get_args
 
-from services.scheduler.core.settings import CoreSettings, Eviction, WritePolicy
+from services.scheduler.core.settings import CoreSettings, Eviction, LoadPolicy, WritePolicy
 
 FaultKind = Literal[
     "kill_worker",
@@ -26,6 +26,7 @@ FaultKind = Literal[
     "corrupt_host",
     "refuse_segment",
 ]
+LOADS: tuple[LoadPolicy, ...] = get_args(LoadPolicy)
 EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
@@ -127,6 +128,7 @@ def make_plan(seed: int) -> Plan:
         page_size=page_size,
         write_policy=rng.choice(POLICIES),
         eviction=rng.choice(EVICTIONS),
+        load_policy=rng.choice(LOADS),
         load_back_threshold=rng.choice([0, 1, 3, 6]),
         prefetch=rng.random() < 0.9,
         prefetch_threshold=rng.choice([0, 1, 2, 4]),

@@ -25,7 +25,7 @@ OF_TIERS = (
     "prefetch_pages", "prefetch_taken_pages", "prefetch_timed_out", "prefetch_dropped_no_room",
     "write_back_pages", "write_back_waited", "orphaned_pages", "adopted_pages", "orphans_evicted_pages",
     "prefetch_dropped_no_host_page", "prefetch_corrupt_pages", "l3_corrupt_read", "segment_refused", "map_failed",
-    "events_replayed", "l3_quota_dropped", "l3_truncated",
+    "prefetch_dropped_slower", "load_back_dropped_slower", "events_replayed", "l3_quota_dropped", "l3_truncated",
 )  # fmt: skip
 OF_SHAPES = (
     "policy write_through", "policy write_through_selective", "policy write_back", "ranks 1", "ranks 2",

@@ -268,18 +268,18 @@ class SimStorage(Process):
     def _prefetch(self, segment: Segment, message: PrefetchPages) -> None:
         pages = unpack(message.pages).tolist()
         transfer = self._transfer(message.op_id)
-        corrupt = 0
+        began, corrupt = self.world.clock.now, 0
         if any(page in segment.names for page in pages):
             self.world.fail(f"prefetch {message.op_id} into pages that have names")
 
         def batch(first: int) -> None:
             nonlocal corrupt
             if transfer.stop or first >= len(pages):
-                done = PrefetchDone(message.op_id, pack(transfer.named), corrupt, 0.0)
+                done = PrefetchDone(message.op_id, pack(transfer.named), corrupt, self.world.clock.now - began)
                 self._end(transfer, Cancelled(message.op_id, RANK, pack(transfer.named)) if transfer.stop else done)
                 return
             if self.world.failing_l3:  # what it has told stays named
-                done = PrefetchDone(message.op_id, pack(transfer.named), corrupt, 0.0)
+                done = PrefetchDone(message.op_id, pack(transfer.named), corrupt, self.world.clock.now - began)
                 self._end(transfer, done if transfer.named else self._failed(message.op_id, "error"))
                 return
             check_host_use(self.world, segment, pages[first : first + BATCH])

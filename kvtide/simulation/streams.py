@@ -26,6 +26,11 @@ class Job:
     ok: bool = False
     then: list[Action] = field(default_factory=list)
 
+    @property
+    def seconds(self) -> float:
+        """That it takes, without waiting."""
+        return sum(delay for delay, _ in self.parts)
+
 
 class Stream:
     """Runs its jobs one at a time, in order."""

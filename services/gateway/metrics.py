@@ -161,6 +161,7 @@ COUNTER_RULES: list[Rule] = [  # of the scheduler's counters
     (r"rejected_(\d+)", "requests_rejected_total", r"\1"),
     (r"abort_(\w+)", "requests_aborted_total", r"\1"),
     (r"backup_dropped_(\w+)", "dropped_pages_total", "write_backup", r"\1"),
+    (r"load_back_dropped_(\w+)", "dropped_pages_total", "load_back", r"\1"),
     (r"prefetch_dropped_(\w+)", "dropped_pages_total", "prefetch", r"\1"),
     ("archive_dropped_pages", "dropped_pages_total", "archive", "queue_full"),
     (r"((load|step)_failed_\w+|\w+_failed|prefetch_timed_out|peers_\w+|segment_refused)", "faults_total", r"\1"),

@@ -314,6 +314,7 @@ def core_settings(config: Config) -> CoreSettings:
         page_size=cache.page_size,
         write_policy=cache.write_policy,
         eviction=cache.eviction,
+        load_policy=cache.load_policy,
         load_back_threshold=cache.load_back_threshold,
         prefetch=cache.prefetch,
         prefetch_threshold=cache.prefetch_threshold,

@@ -21,18 +21,19 @@ from shared.page_hash import namespace_seed
 MODEL = b"m" * 32
 GREEDY = worker.Sampling(0.0, 1.0, 0, 0.0, 0, 0, 0)
 DEFAULT = gateway.Namespace()
+STEP_S = 1.0
 SEGMENT = 50  # epoch of the storage's first segment
 
 M = TypeVar("M", bound=common.Message)
 
 
 class Harness:
-    """`device` and `host` are pages that can be used; host=0 means no storage."""
+    """`device` and `host` are pages that can be used; host=0 means no storage. A step takes a second."""
 
     def __init__(
         self, *, device: int = 12, host: int = 24, backend: bool = True, max_steps: int = 1, rows: int = 8,
         context: int = 64, credits: int = 32, page_size: int = 2, ranks: int = 1,
-        holders: Iterable[storage.Holder] = (), **settings: Any,
+        holders: Iterable[storage.Holder] = (), load_s: float = 0.0, fetch_s: float = 0.0, **settings: Any,
     ) -> None:  # fmt: skip
         self.page_size = page_size
         geometries = [geometry(page_size, rank, ranks) for rank in range(ranks)]
@@ -43,6 +44,7 @@ class Harness:
             "host_tier": host > 0,
             "tp_size": ranks,
         }
+        self.load_s, self.fetch_s = load_s, fetch_s
         self.core = Core(CoreSettings(**(defaults | settings)))
         self.now = 0.0
         self.sent: list[Any] = []  # messages that the test has not answered
@@ -205,7 +207,7 @@ class Harness:
         """The oldest step ends; every sampled token is `token`."""
         step = self.take(worker.RunStep)
         sampled = [worker.Sampled(item.row, token, -0.1, b"", b"") for item in step.items if item.sampling is not None]
-        self.answer(self.worker, worker.StepDone(step.op_id, 0, sampled, 0.0))
+        self.answer(self.worker, worker.StepDone(step.op_id, 0, sampled, STEP_S))
         return step
 
     def step_failed(self, reason: str = "error") -> worker.RunStep:
@@ -241,7 +243,7 @@ class Harness:
     def load_done(self) -> worker.LoadPages:
         """The oldest load ends well."""
         load = self.take(worker.LoadPages)
-        self.answer(self.worker, worker.LoadDone(load.op_id, 0, 0.0))
+        self.answer(self.worker, worker.LoadDone(load.op_id, 0, self.load_s))
         return load
 
     def load_failed(self, *positions: int, reason: str = "checksum") -> worker.LoadPages:
@@ -259,7 +261,7 @@ class Harness:
     def prefetch_done(self, *named: int) -> storage.PrefetchPages:
         """The oldest prefetch ends with these positions named."""
         prefetch = self.take(storage.PrefetchPages)
-        self._storage_answers(prefetch, storage.PrefetchDone(prefetch.op_id, pack(named), 0, 0.0))
+        self._storage_answers(prefetch, storage.PrefetchDone(prefetch.op_id, pack(named), 0, self.fetch_s))
         return prefetch
 
     def settle(self, *hold: type) -> None:

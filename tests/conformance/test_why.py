@@ -282,6 +282,17 @@ def test_why_below_the_prefetch_threshold() -> None:
     assert reasons(core, request)["storage"] == ("below_threshold", "prefetch_threshold")
 
 
+def test_why_what_a_write_policy_passes_over_was_not_admitted() -> None:
+    core = Harness(device=6, write_policy="write_through_selective", backend=False)
+    core.compute(PROMPT)
+    core.compute(OTHER)
+    request = core.compute(PROMPT)
+    assert reasons(core, request)["host"] == ("not_admitted", "write_policy")
+    core.compute(PROMPT)  # its second use
+    core.compute(OTHER)
+    assert tiers(core, core.compute(PROMPT)) == [(2, "device"), (6, "host")]
+
+
 def test_why_storage_down_while_it_is_silent() -> None:
     core = Harness()
     core.compute(PROMPT)

@@ -10,10 +10,10 @@ from services.scheduler.core.prefetch import Prefetcher
 from services.scheduler.core.request import Request, RequestState
 from services.scheduler.core.requests import Requests
 from services.scheduler.core.reuse import mark
-from services.scheduler.core.settings import MAX_LOAD_FAILURES
 from services.scheduler.core.state import State
 from services.scheduler.core.tree import Match
 from services.scheduler.core.why import Why
+from services.scheduler.core.worth import SLOW_LOAD, load_refusal
 from shared.messages.worker import RunStep, StepItem
 from shared.packed import pack
 
@@ -111,8 +111,8 @@ class Admission:
             self._prefetcher.expire(request)
         limit = (request.length - 1) // state.settings.page_size
         match = state.tree.match_prefix(request.seed, bytes(request.tokens), limit, request.priority)
-        may_load = request.load_failures < MAX_LOAD_FAILURES and self._load_back.can_load(match.host)
-        to_load = match.host if may_load else []
+        request.unloaded = load_refusal(state, request, match)
+        to_load = match.host if request.unloaded is None else []
         path = match.device + to_load
         end = path[-1] if path else state.tree.top(match.end)
         lock = state.tree.lock(end)
@@ -150,6 +150,9 @@ class Admission:
         self._requests.running.append(request)
         if request.explained != request.load_failures:  # a load that failed has given nothing: hits are split anew
             request.explained = request.load_failures
+            if request.unloaded is SLOW_LOAD:
+                state.speeds.load.refused()
+                state.counters["load_back_dropped_slower"] += match.host_pages
             request.hits = self._split_hits(request, match.device_pages)
             self._why.admitted(request, match)
         if request.started is None:

@@ -67,6 +67,13 @@ class Backup:
         else:
             self._dropped(node, "waiting")
 
+    def passed_over(self, node: Node, pages: int) -> None:
+        """The last pages of a leaf are evicted, and host memory never had them: the policy wanted no copy so far."""
+        threshold = WRITE_THRESHOLDS.get(self._state.settings.write_policy, 0)
+        if self._state.settings.explain and node.hit_count < threshold and not node.shed:
+            digests = self._state.tree.digests(node)[-pages:]
+            self._state.ghosts.note("host", digests, "not_admitted", "write_policy")
+
     def _dropped(self, node: Node, bound: str) -> None:
         self._state.counters[f"backup_dropped_{bound}"] += node.pages
         self._state.ghosts.note("host", self._state.tree.digests(node), "dropped", bound)

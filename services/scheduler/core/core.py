@@ -277,9 +277,8 @@ class Core:
     def _supersede(self) -> None:
         for gateway_key in sorted(self.gateways):
             self.requests.reject_all(gateway_key)
-        answers = [send for send in self.state.outbox if send.peer in self.gateways]
-        self.state.outbox[:] = answers  # what a worker or storage must do, the other scheduler says
-        self.superseded = True
+        self.state.outbox[:] = [send for send in self.state.outbox if send.peer in self.gateways]
+        self.superseded = True  # what a worker or storage must do, the other scheduler says
 
     def _unmapped(self, peer: PeerKey, segment_epoch: int) -> None:
         """The process maps the segment no more (it has ended, or was told to drop it): it touches none of its pages."""
@@ -321,6 +320,7 @@ class Core:
 
     def _ended(self, operation: Operation, message: Any) -> None:
         """Every process has answered."""
+        self.state.speeds.ended(operation, message)
         if operation.failed:
             self._settle(operation, message)
             return

@@ -50,6 +50,7 @@ class DeviceMemory:
             if node.host is not None:
                 freed.append(tree.drop_value(node))
             elif (outcome := self._backup.write_back(node)) is WriteBack.IMPOSSIBLE:
+                self._backup.passed_over(node, count - found)
                 removed = tree.evict_end(node, count - found)
                 self._host.release(removed.host)
                 freed.append(removed.device)

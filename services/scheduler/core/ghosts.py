@@ -23,6 +23,8 @@ Reason = Literal[
     "behind_gap",  # a page before it is missing, and a prefix ends there
     "other_namespace",  # another namespace of the same tenant has these tokens
     "below_threshold",  # too little to be worth a copy
+    "slower",  # than to compute it again
+    "not_admitted",  # the write policy wanted no copy there
     "storage_down",  # no storage can be used
     "not_asked",  # a tier above seemed to have it, or it was asked often enough
     "off",  # there is no such tier

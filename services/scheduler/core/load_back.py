@@ -30,11 +30,6 @@ class LoadBack:
         self._state = state
         self._host = host
 
-    def can_load(self, nodes: list[Node]) -> bool:
-        """Is the host part long enough to be worth a copy?"""
-        tokens = sum(node.pages for node in nodes) * self._state.settings.page_size
-        return bool(nodes) and tokens >= self._state.settings.load_back_threshold
-
     def start(self, nodes: list[Node], pages: Pages) -> None:
         """Give the evicted `nodes` (a locked chain, ancestors first) device `pages` and fill them.
 

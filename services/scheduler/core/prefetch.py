@@ -20,6 +20,7 @@ from services.scheduler.core.settings import (
     PREFETCH_SHARE,
 )
 from services.scheduler.core.state import State
+from services.scheduler.core.worth import SLOW_FETCH, fetch_refusal, is_long_enough
 from shared.messages.storage import AdoptPages, FindPages, PrefetchPages
 from shared.packed import pack, unpack
 from shared.page_hash import chain
@@ -56,7 +57,7 @@ class Prefetcher:
             return
         elif not asked:
             request.note(first, limit, *self._unasked(request))
-        elif not self._long_enough(limit - first):
+        elif not is_long_enough(self._state, limit - first):
             request.note(first, limit, "below_threshold", "prefetch_threshold")
         else:
             self._look_up(request, match.end, first, digests, list(asked.values()))
@@ -68,9 +69,6 @@ class Prefetcher:
         if request.lookups >= MAX_LOOKUPS:
             return "not_asked", "lookups"
         return ("off", "backend") if any(pool.usable for pool in pools) else ("storage_down", "")
-
-    def _long_enough(self, pages: int) -> bool:
-        return pages * self._state.settings.page_size >= max(1, self._state.settings.prefetch_threshold)
 
     def _join(self, request: Request, running: Find | Prefetch) -> None:
         request.state = RequestState.LOOKUP
@@ -132,10 +130,14 @@ class Prefetcher:
         hits = max(find.hits.values(), default=0)
         self._state.ghosts.note("storage", find.digests[:hits], "stored")
         self._note(find, hits, len(find.digests), "never_seen")
-        long_enough = self._long_enough(hits)
-        if not long_enough:
-            self._note(find, 0, hits, "below_threshold", "prefetch_threshold")
-        if find.failed or not long_enough or not find.requests or find.lock is None or find.lock.node is None:
+        tokens = max((request.length for request in find.requests), default=0)
+        refusal = fetch_refusal(self._state, hits, tokens - find.first * self._state.settings.page_size)
+        if refusal is not None:
+            self._note(find, 0, hits, refusal.reason, refusal.cause)
+            if refusal is SLOW_FETCH:
+                self._state.speeds.fetch.refused()
+                self._state.counters["prefetch_dropped_slower"] += hits
+        if refusal is not None or find.failed or not find.requests or find.lock is None or find.lock.node is None:
             self.end(find)
             return
         for request in find.requests:
@@ -166,7 +168,7 @@ class Prefetcher:
         share = int(pool.total * PREFETCH_SHARE)
         count = min(wanted, share)
         full = pool.prefetching + count > share
-        if not self._long_enough(count) or (full and self._kept(pool) + count > share):
+        if not is_long_enough(self._state, count) or (full and self._kept(pool) + count > share):
             self._state.counters["prefetch_dropped_no_room"] += hits
             return "no_room"
         if full:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from services.scheduler.core.events import PeerKey
-from services.scheduler.core.ghosts import Reason
+from services.scheduler.core.ghosts import Fate, Reason
 from services.scheduler.core.node import Node
 from services.scheduler.core.operations import Find, Load, Prefetch
 from services.scheduler.core.pages import NO_PAGES, HostPool, Pages
@@ -96,6 +96,7 @@ class Request:
         self.output_tokens = 0
         self.step_failures = 0
         self.load_failures = 0
+        self.unloaded: Fate | None = None  # why what host memory had at its admission was not loaded
         self.retracted = 0
         self.prefetched = (0, 0)  # page range that L3 gave for it
         self.lookup_notes: deque[LookupNote] = deque(maxlen=MAX_NOTES)

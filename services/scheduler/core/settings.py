@@ -3,6 +3,7 @@
 from typing import Literal, NamedTuple
 
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
+LoadPolicy = Literal["threshold", "auto"]
 Eviction = Literal["lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "auto"]
 
 WORKER_WAIT_S = 30.0  # a request that comes before any worker waits this long: a worker starts in about 5 s
@@ -37,6 +38,7 @@ class CoreSettings(NamedTuple):
     page_size: int = 64  # tokens
     write_policy: WritePolicy = "write_through"
     eviction: Eviction = "lru"
+    load_policy: LoadPolicy = "threshold"
     load_back_threshold: int = 10  # tokens
     prefetch: bool = True
     prefetch_threshold: int = 256  # tokens

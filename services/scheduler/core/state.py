@@ -11,6 +11,7 @@ from services.scheduler.core.pages import PagePool
 from services.scheduler.core.publish import CacheEvents
 from services.scheduler.core.reuse import Reuse
 from services.scheduler.core.settings import CoreSettings
+from services.scheduler.core.speeds import Speeds
 from services.scheduler.core.strategies import ORDERS
 from services.scheduler.core.tree import RadixTree
 from services.scheduler.core.tree_holds import Lock
@@ -38,6 +39,7 @@ class State:
         self.reuse = Reuse(settings.page_size) if settings.eviction == "auto" else None
         if self.reuse is not None:
             self.tree.device_leaves = self.reuse.device_leaves
+        self.speeds = Speeds(settings.page_size)
         self.space_freed = False  # host pages came free: waiting backups and prefetches may go on
 
     @property

@@ -11,7 +11,6 @@ from services.scheduler.core.ghosts import TIERS, Fate, Tier
 from services.scheduler.core.host_memory import HostMemory
 from services.scheduler.core.node import Node
 from services.scheduler.core.request import Request
-from services.scheduler.core.settings import MAX_LOAD_FAILURES
 from services.scheduler.core.state import State
 from services.scheduler.core.tree import Match
 from shared.page_hash import chain
@@ -135,8 +134,7 @@ class Why:
         if not self._state.settings.host_tier:
             return OFF
         if case.shared <= at < case.matched:
-            gave_up = case.request.load_failures >= MAX_LOAD_FAILURES
-            return Fate("failed", "load_back") if gave_up else Fate("below_threshold", "load_back_threshold")
+            return case.request.unloaded or NEVER_SEEN
         if case.matched <= at < case.stranded:
             return STORAGE_DOWN
         fate = _fate(case, "host", known, at)
