@@ -8,7 +8,7 @@ LMCACHE  := .venv-lmcache/.made-$(shell cksum < requirements-lmcache.txt | tr ' 
 MOONCAKE := .venv-mooncake/.made-$(shell cksum < requirements-mooncake.txt | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help compiled setup demo serve test test-faults test-mutants test-backends test-compose lmcache lint bench docs
+.PHONY: help compiled setup demo serve test test-faults test-storm test-mutants test-backends test-compose lmcache lint bench docs
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ test: compiled ## run the tests: unit, conformance, simulation, integration, som
 test-faults: compiled ## hit each service, link and disk in the middle of everything (ARGS="'storage kill'" for some cells)
 	$(BIN)/python -m pytest -q tests/faults/run_guide.py
 	$(BIN)/python -m tests.faults.matrix $(ARGS)
+
+test-storm: compiled ## random traffic under random faults (ARGS='--seconds 1800 --seed 2')
+	$(BIN)/python -m tests.faults.storm $(ARGS)
 
 test-mutants: $(STAMP) ## plant faults in copies of the core and print the seeds that find them (ARGS="'no fence'" for some)
 	$(BIN)/python -m tests.mutants $(ARGS)

@@ -6,44 +6,37 @@ and the integrity check is clean. Arguments choose cells: those whose name holds
 import asyncio
 import json
 import shutil
-import socket
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
-from kvtide.child import StackError
 from kvtide.default_model import ensure_default_model
 from kvtide.oracle_process import Oracle, running_oracle
 from kvtide.private_folder import private_folder
 from kvtide.run_folder import LOGS_NAME
-from kvtide.stack import Stack, running_stack
+from kvtide.stack import running_stack
 from shared.config import Config
 from tests.faults.matrix import faults
 from tests.faults.matrix.cells import (
     ACTIVITIES,
     DISK_CELLS,
     LINK_CELLS,
-    LINKS,
     NEW_PROCESS,
-    PAGE_LINK,
     SERVICE_CELLS,
     Cell,
 )
-from tests.faults.matrix.stage import Stage, at_rest, epochs
-from tests.faults.proxy import TcpProxy
+from tests.faults.matrix.stage import RECOVERY_S, Stage, epochs, rest
+from tests.faults.proxied import proxied
 from tests.integration.harness import READY_TIMEOUT_S, small_config
 
-RECOVERY_S = 60.0  # after which a cell has failed; the promise is 30 s on an idle machine
 REQUEST_TIMEOUT_S = 60.0  # the stack's
-POLL_S = 0.1
 
 
 class Result:
@@ -103,7 +96,7 @@ class Matrix:
             ended_s = await rig.hit(cell)
             asked = await stage.end()
             replaced = f"{cell.part}-0" if cell.fault in NEW_PROCESS else ""
-            await _rest(stage.stack, ended_s + RECOVERY_S, lambda now: now.get(replaced) != before.get(replaced, 0))
+            await rest(stage.stack, ended_s + RECOVERY_S, lambda now: now.get(replaced) != before.get(replaced, 0))
             result.recovered_s = time.monotonic() - ended_s
             result.requests, result.retried = len(asked), sum(bool(each.errors) for each in asked)
             if cell.part in ("storage", "disk"):  # a lost tier costs time, never an answer
@@ -116,19 +109,6 @@ class Matrix:
         except Exception as error:
             result.failure = f"{type(error).__name__}: {error}"
         return result
-
-
-async def _rest(stack: Stack, deadline: float, as_wanted: Callable[[dict[str, int]], bool]) -> None:
-    """Wait until nothing is left of the fault; `as_wanted` looks at the services' epochs."""
-    status: dict[str, Any] = {}
-    while not (status and at_rest(status) and as_wanted(epochs(status)) and await stack.healthy()):
-        assert time.monotonic() < deadline, f"not recovered after {RECOVERY_S:g} s: {status}"
-        try:
-            status = await stack.status()
-        except StackError:
-            continue  # the scheduler is just being started again; this took its 3 s
-        await asyncio.sleep(POLL_S)
-    assert status["integrity"] == "ok", status["integrity"]
 
 
 class Rig:
@@ -168,56 +148,30 @@ class Rig:
             return time.monotonic()
         await self.stage.begin(cell.activity)
         started_s = time.monotonic()
-        await faults.hit_service(self.stage, f"{cell.part}-0", cell.fault)
+        await faults.hit_service(self.stage.stack, f"{cell.part}-0", cell.fault, faults.PAUSE_S)
         return started_s if cell.fault in NEW_PROCESS else time.monotonic()
 
 
 class LinkRig(Rig):
     """A stack whose every link runs through a proxy; the worker gets its host pages over the network."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._scheduler, self._pages = (f"tcp://127.0.0.1:{_free_port()}" for _ in range(2))
-        self._proxies = {link: TcpProxy(self._pages if link == PAGE_LINK else self._scheduler) for link in LINKS}
-
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Rig"]:
         """Start the proxies, then the stack."""
-        async with AsyncExitStack() as entered:
-            for proxy in self._proxies.values():
-                await entered.enter_async_context(proxy)
-            config = self.config()
-            config = replace(
-                config,
-                run=replace(config.run, scheduler_endpoint=self._scheduler),
-                worker=replace(config.worker, host_path="remote"),
-                storage=replace(
-                    config.storage,
-                    pages_endpoint=self._pages,
-                    pages_advertise=self._proxies[PAGE_LINK].endpoint,
-                ),
-            )
-            await entered.enter_async_context(self._stack(config, self._of_role))
-            yield self
-
-    def _of_role(self, role: str, config: Config) -> Config:
-        proxy = self._proxies.get(f"{role}-scheduler")
-        return replace(config, run=replace(config.run, scheduler_endpoint=proxy.endpoint)) if proxy else config
+        async with proxied(self.config(), remote=True) as (config, of_role, self._proxies):
+            async with self._stack(config, of_role):
+                yield self
 
     async def hit(self, cell: Cell) -> float:
         """Requests that compute, write back and load back; then the fault."""
         text = await self.stage.on_host()
         for each in (text, self.stage.fresh(), self.stage.fresh()):
             self.stage.ask(each)
-        await faults.hit_link(self._proxies[cell.part], cell.part, cell.fault)
+        proxy = self._proxies[cell.part]
+        before = proxy.chunks
+        await faults.disturb(proxy, cell.part, cell.fault, faults.LINK_FAULT_S)
+        assert proxy.chunks > before, f"nothing went over {cell.part} while it was disturbed"
         return time.monotonic()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def table(results: list[Result]) -> str:

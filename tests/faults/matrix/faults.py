@@ -2,8 +2,11 @@
 
 import asyncio
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
+from kvtide.stack import Stack
 from services.storage.test_hooks import CUT_FILE, FAIL_READ, FAIL_WRITE, SLOW_READ, SLOW_WRITE
 from tests.faults.matrix.stage import Stage, counting
 from tests.faults.proxy import TcpProxy
@@ -33,9 +36,8 @@ DISK_COUNTS = {
 }
 
 
-async def hit_service(stage: Stage, identity: str, fault: str) -> None:
+async def hit_service(stack: Stack, identity: str, fault: str, seconds: float) -> None:
     """Kill, pause or restart a service; a new process is to come after the first and the last of these."""
-    stack = stage.stack
     match fault:
         case "kill -9":
             stack.kill(identity, signal.SIGKILL)
@@ -43,47 +45,55 @@ async def hit_service(stage: Stage, identity: str, fault: str) -> None:
             stack.kill(identity, signal.SIGTERM)
         case "pause":
             stack.kill(identity, signal.SIGSTOP)
-            await asyncio.sleep(PAUSE_S)
-            stack.kill(identity, signal.SIGCONT)
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                stack.kill(identity, signal.SIGCONT)
 
 
-async def hit_link(proxy: TcpProxy, link: str, fault: str) -> None:
-    """Disturb a link while traffic goes on."""
-    before = proxy.chunks
+async def disturb(proxy: TcpProxy, link: str, fault: str, seconds: float) -> None:
+    """Disturb a link for a time, while traffic goes on."""
     try:
         match fault:
             case "delay":
                 proxy.delay_s = DELAY_S
-                await asyncio.sleep(LINK_FAULT_S)
             case "stall":
                 proxy.stall()
-                await asyncio.sleep(LINK_FAULT_S)
             case "reset":
-                for _ in range(RESETS):
+                for _ in range(RESETS - 1):
                     proxy.reset()
-                    await asyncio.sleep(LINK_FAULT_S / RESETS)
+                    await asyncio.sleep(seconds / RESETS)
+                proxy.reset()
+                seconds /= RESETS
             case "corrupt":
                 proxy.corrupt_every = CORRUPT_EVERY
-                await asyncio.sleep(LINK_FAULT_S)
             case "throttle":
                 proxy.rate = RATES.get(link, CONTROL_RATE)
-                await asyncio.sleep(LINK_FAULT_S)
+        await asyncio.sleep(seconds)
     finally:
         proxy.delay_s, proxy.rate, proxy.corrupt_every = 0.0, 0.0, 0
         proxy.resume()
-    assert proxy.chunks > before, f"nothing went over {link} while it was disturbed"
+
+
+@contextmanager
+def broken_disk(hooks: Path, fault: str) -> Iterator[None]:
+    """The disk below L3 is broken inside."""
+    files = [hooks / name for name in DISK_HOOKS[fault]]
+    for file in files:
+        file.write_text(DISK_HOOKS[fault][file.name])
+    try:
+        yield
+    finally:
+        for file in files:
+            file.unlink()
 
 
 async def hit_disk(stage: Stage, fault: str) -> None:
     """Break the disk below L3 while a request reads from it and another one's pages are written."""
-    hooks = DISK_HOOKS[fault]
     async with counting(stage, *DISK_COUNTS[fault]):
-        for name, text in hooks.items():
-            (stage.hooks / name).write_text(text)
-        stage.ask(stage.stored())
-        stage.ask(stage.fresh())
-        await asyncio.sleep(DISK_FAULT_S)
-        for asked in stage.requests:
-            await asked.answered()
-        for name in hooks:
-            (stage.hooks / name).unlink()
+        with broken_disk(stage.hooks, fault):
+            stage.ask(stage.stored())
+            stage.ask(stage.fresh())
+            await asyncio.sleep(DISK_FAULT_S)
+            for asked in stage.requests:
+                await asked.answered()

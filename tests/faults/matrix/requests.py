@@ -15,12 +15,13 @@ RETRY_S = 0.5  # what the client waits before it asks again
 class Asked:
     """One request of a client that doesn't give up."""
 
-    def __init__(self, stack: Stack, text: str, max_tokens: int) -> None:
+    def __init__(self, stack: Stack, text: str | list[int], max_tokens: int, end_s: float = END_S) -> None:
         self.attempts: list[Answer] = []
         self.errors: list[str] = []  # all retryable
         self._stack = stack
         self._text = text
         self._max_tokens = max_tokens
+        self._end_s = end_s
         self._task = asyncio.create_task(self._run())
 
     @property
@@ -33,8 +34,13 @@ class Asked:
         """Every token that reached the client, those of broken answers too."""
         return [answer.emitted for answer in self.attempts if answer.tokens]
 
+    @property
+    def ended(self) -> bool:
+        """Answered, refused or given up."""
+        return self._task.done()
+
     async def answered(self) -> Answer:
-        """Wait for the answer. Raises RequestError for an error that isn't retryable, TimeoutError after END_S."""
+        """Wait for the answer. Raises RequestError for an error that isn't retryable, TimeoutError after `end_s`."""
         return await self._task
 
     async def cancel(self) -> None:
@@ -44,7 +50,7 @@ class Asked:
             await self._task
 
     async def _run(self) -> Answer:
-        async with asyncio.timeout(END_S):
+        async with asyncio.timeout(self._end_s):
             while True:
                 answer = Answer()
                 self.attempts.append(answer)
