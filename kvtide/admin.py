@@ -55,23 +55,20 @@ async def pin(config: Config, text: str, salt: str, ttl_s: float, url: str) -> d
 async def administer(endpoint: str, action: AdminAction, storage: str = "", pin: int = 0) -> dict[str, int]:
     """Have the stack changed; returns what the scheduler counted. Raises StackError with its reason when it refuses."""
     wish = _Wish(endpoint, Administer(QUESTION, action, storage, pin=pin))
-    link = asyncio.create_task(wish.link.run())
     try:
-        first: list[asyncio.Future[Any]] = [wish.answer, link]
-        await asyncio.wait(first, timeout=ANSWER_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-        if link.done():
-            link.result()
-        if not wish.answer.done():
-            raise StackError(
-                f"no scheduler answers at {endpoint} within {ANSWER_TIMEOUT_S:g} s; "
-                "is the stack running (kvtide serve), with the same --config and --set?"
-            )
-        answer = wish.answer.result()
+        async with wish as link:
+            first: list[asyncio.Future[Any]] = [wish.answer, link]
+            await asyncio.wait(first, timeout=ANSWER_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            if link.done():
+                link.result()
+            if not wish.answer.done():
+                raise StackError(
+                    f"no scheduler answers at {endpoint} within {ANSWER_TIMEOUT_S:g} s; "
+                    "is the stack running (kvtide serve), with the same --config and --set?"
+                )
+            answer = wish.answer.result()
     except ProtocolError as error:
         raise StackError(f"the scheduler at {endpoint} refuses: {error}") from None
-    finally:
-        link.cancel()
-        await asyncio.gather(link, return_exceptions=True)
     if answer.refusal:
         raise StackError(answer.refusal)
     return answer.figures

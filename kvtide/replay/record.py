@@ -53,27 +53,25 @@ async def record(endpoint: str, path: Path, seconds: float | None, say: Callable
     """
     with _open(path) as file:
         recording = _Recording(endpoint, file.write)
-        link = asyncio.create_task(recording.link.run())
         try:
-            greeted = asyncio.create_task(recording.greeted.wait())
-            await asyncio.wait([greeted, link], timeout=ANSWER_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-            greeted.cancel()
-            if link.done():
-                link.result()
-            if not recording.greeted.is_set():
-                _discard(path)
-                raise StackError(
-                    f"no scheduler answers at {endpoint} within {ANSWER_TIMEOUT_S:g} s; is the stack running?"
-                )
-            say(f"recording to {path}; Ctrl-C ends it")
-            await asyncio.wait([link], timeout=seconds)
-            if link.done():
-                link.result()
+            async with recording as link:
+                greeted = asyncio.create_task(recording.greeted.wait())
+                await asyncio.wait([greeted, link], timeout=ANSWER_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+                greeted.cancel()
+                if link.done():
+                    link.result()
+                if not recording.greeted.is_set():
+                    _discard(path)
+                    raise StackError(
+                        f"no scheduler answers at {endpoint} within {ANSWER_TIMEOUT_S:g} s; is the stack running?"
+                    )
+                say(f"recording to {path}; Ctrl-C ends it")
+                await asyncio.wait([link], timeout=seconds)
+                if link.done():
+                    link.result()
         except ProtocolError as error:
             raise StackError(f"the scheduler at {endpoint} refuses to say: {error}") from None
         finally:
-            link.cancel()
-            await asyncio.gather(link, return_exceptions=True)
             if recording.greeted.is_set():
                 say(f"{recording.requests} requests in {path}")
     return recording.requests

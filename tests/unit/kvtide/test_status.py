@@ -1,11 +1,12 @@
 """What `kvtide status` shows of a status as the scheduler sends it."""
 
 import io
+from pathlib import Path
 
 from rich.console import Console
 
 from kvtide.stack import is_idle, unfinished
-from kvtide.status import print_status
+from kvtide.status import Guest, print_status
 
 POOL = {"total": 48, "free": 35, "evictable": 13, "protected": 0, "requests": 0, "in_flight": 0, "quarantined": 0}
 STATUS = {
@@ -56,3 +57,13 @@ def test_idle_means_that_nothing_is_open_or_held() -> None:
     assert is_idle(idle)
     for key in ("locked", "in_flight", "quarantined"):
         assert not is_idle({**idle, key: 1})
+
+
+async def test_guests_of_one_process_have_two_names_at_a_time_and_use_them_again(tmp_path: Path) -> None:
+    """The scheduler tells its peers apart by name: of two with one name the older one would get no answer."""
+    first, second = Guest(f"ipc://{tmp_path}/s"), Guest(f"ipc://{tmp_path}/s")
+    async with first, second:
+        assert first.hello() != second.hello()
+    third = Guest(f"ipc://{tmp_path}/s")
+    async with third:
+        assert third.hello() == first.hello()
