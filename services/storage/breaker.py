@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
+from weakref import WeakSet
 
 from services.storage.backend import Backend, BatchRead, ModelPages, StoreLostError
 from services.storage.latency import Latency
@@ -37,7 +38,7 @@ class Breaker:
         self.failures = 0
         self.detached = 0  # times
         self.refused = 0  # batches
-        self._limit_s = OVERDUE * timeout_s
+        self.limit_s = OVERDUE * timeout_s
         self._clock = clock
         self._in_a_row = 0
         self._back_off_s = FIRST_BACK_OFF_S
@@ -59,7 +60,7 @@ class Breaker:
         its result says why; and at the moment when it is overdue, whatever becomes of it, unless it `may_queue`.
         """
         overdue = asyncio.Event()
-        timer = None if may_queue else asyncio.get_running_loop().call_later(self._limit_s, self._overdue, overdue)
+        timer = None if may_queue else asyncio.get_running_loop().call_later(self.limit_s, self._overdue, overdue)
         try:
             result = await work
             failure = failure_of(result)
@@ -98,7 +99,7 @@ class Breaker:
 
     def _overdue(self, overdue: asyncio.Event) -> None:
         overdue.set()
-        self.note(f"a batch takes longer than {self._limit_s} s")
+        self.note(f"a batch takes longer than {self.limit_s} s")
 
 
 class BreakerBackend(Backend):
@@ -109,6 +110,7 @@ class BreakerBackend(Backend):
         self.breaker = Breaker(timeout_s, clock)
         self.gets = Latency("l3_get", clock)
         self.sets = Latency("l3_set", clock)
+        self._unopened: WeakSet[BreakerPages] = WeakSet()  # of which the store has not said yet where they are
 
     async def start(self) -> None:
         """A store that isn't there yet is detached from the beginning."""
@@ -123,8 +125,24 @@ class BreakerBackend(Backend):
         return self.inner.info
 
     async def of_model(self, model_fingerprint: bytes, geometry: PageGeometry) -> "BreakerPages":
-        inner = await self.inner.of_model(model_fingerprint, geometry)
-        return BreakerPages(inner, self.breaker, self.gets, self.sets)
+        """Of a store that is lost or too late, misses until a trial works."""
+        pages = BreakerPages(
+            lambda: self.inner.of_model(model_fingerprint, geometry), self.breaker, self.gets, self.sets
+        )
+        try:
+            await pages.open()
+        except StoreLostError as error:
+            self._unopened.add(pages)
+            self.breaker.failures += 1
+            self.breaker.detach(str(error))
+        return pages
+
+    async def _try(self) -> None:
+        """Raises StorageError when the store doesn't work."""
+        await self.inner.refresh()
+        for pages in list(self._unopened):
+            await pages.open()
+            self._unopened.discard(pages)
 
     async def refresh(self) -> None:
         breaker = self.breaker
@@ -132,7 +150,7 @@ class BreakerBackend(Backend):
         if trial and not breaker.due():
             return
         try:
-            await self.inner.refresh()
+            await self._try()
         except StorageError as error:
             breaker.note(str(error))
             if not breaker.attached:
@@ -147,7 +165,7 @@ class BreakerBackend(Backend):
             return
         breaker.by_hand = False  # from now on it is tried again by itself
         try:
-            await self.inner.refresh()
+            await self._try()
         except StorageError as error:
             breaker.detach(str(error))
             raise
@@ -181,12 +199,24 @@ class BreakerBackend(Backend):
 class BreakerPages(ModelPages):
     """One model's pages: those of the store while it is attached, else none."""
 
-    def __init__(self, inner: ModelPages, breaker: Breaker, gets: Latency, sets: Latency) -> None:
-        self._inner = inner
+    def __init__(
+        self, opener: Callable[[], Awaitable[ModelPages]], breaker: Breaker, gets: Latency, sets: Latency
+    ) -> None:
+        """None are there until `open`."""
+        self._opener = opener
+        self._inner: ModelPages = NoPages()
         self._breaker = breaker
         self._gets = gets
         self._sets = sets
         self._none = NoPages()
+
+    async def open(self) -> None:
+        """Raises StoreLostError when the store is lost or too late, StorageError when it holds another model."""
+        try:
+            async with asyncio.timeout(self._breaker.limit_s):
+                self._inner = await self._opener()
+        except TimeoutError:
+            raise StoreLostError(f"a model's pages aren't there after {self._breaker.limit_s} s") from None
 
     async def batch_exists(self, digests: Sequence[bytes]) -> int:
         return await self._breaker.guard(self._pages().batch_exists(digests), 0)

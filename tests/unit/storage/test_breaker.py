@@ -18,6 +18,8 @@ from services.storage.breaker import (
 )
 from shared.errors import StorageError
 
+DEADLINE_S = 20.0  # for what takes no time
+
 
 class Clock:
     def __init__(self) -> None:
@@ -196,3 +198,25 @@ async def test_an_attachment_that_fails_is_tried_again_unless_it_was_detached_me
             await backend.attach()
         clock.now_s += LONGEST_BACK_OFF_S
         assert backend.breaker.due() is retried
+
+
+@pytest.mark.parametrize("trial", ["refresh", "attach"])
+async def test_store_07_a_store_that_hangs_as_a_model_is_opened_holds_nobody_up_and_is_tried_again(trial: str) -> None:
+    inner, clock = mock.create_autospec(Backend, instance=True, info=mock.Mock()), Clock()
+    backend = BreakerBackend(inner, 0.01, clock)
+    there = inner.of_model.return_value
+
+    async def hang(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    inner.of_model.side_effect = hang
+    async with asyncio.timeout(DEADLINE_S):
+        pages = await backend.of_model(b"model", mock.Mock())
+    assert not backend.breaker.attached
+    assert await pages.batch_exists([b"d"]) == 0
+    inner.of_model.side_effect = None
+    there.batch_exists.return_value = 1
+    clock.now_s += FIRST_BACK_OFF_S
+    await getattr(backend, trial)()
+    assert backend.breaker.attached
+    assert await pages.batch_exists([b"d"]) == 1
