@@ -104,6 +104,12 @@ def print_status(status: dict[str, Any], console: Console) -> None:
     state = "ready" if status["ready"] else "not ready"
     held = "  ".join(f"{name} {status[name]}" for name in ("integrity", "locked", "in_flight", "quarantined"))
     console.print(f"[bold]{state}[/]  {held}", soft_wrap=True)
+    if regret := status["regret"]:
+        console.print(
+            f"the last {regret['requests']} requests: {regret['hit_rate']:.1%} of prompt tokens from device and host, "
+            f"the best cache of their size {regret['optimal_hit_rate']:.1%}",
+            soft_wrap=True,
+        )
     requests = "  ".join(f"{name} {count}" for name, count in status["requests"].items() if count)
     console.print(f"requests: {requests or 'none'}", soft_wrap=True)
     hosts = {f"host {storage}": pool for storage, pool in (status["host"] or {}).items()}

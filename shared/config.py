@@ -80,7 +80,7 @@ class Cache(_Section):
     prefetch_policy: Literal["best_effort", "wait_complete", "timeout"] = (
         "timeout"  # when a request stops waiting for L3
     )
-    explain: bool = True  # remember why pages left each tier, for `kvtide why` and the metrics of bad investments
+    explain: bool = True  # remember why pages left and what came, for `kvtide why`, bad investments and live regret
     checksums: bool = True  # False only to show what the oracle catches without them
 
 

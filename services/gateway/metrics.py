@@ -109,6 +109,8 @@ FAMILIES = {
     "requests_aborted_total": Family("counter", "Requests aborted, by the state they were in.", ("state",)),
     "prefix_cache_queries_total": Family("counter", "Prompt tokens looked up: hits and misses."),
     "prefix_cache_hits_total": Family("counter", "Prompt tokens that a tier had.", ("tier",)),
+    "recent_hit_rate": Family("gauge", "Share of recent prompt tokens that device and host gave."),
+    "recent_optimal_hit_rate": Family("gauge", "The same of the best possible cache of their size."),
     "storage_missed_pages_total": Family("counter", "Pages that L3 was asked for and did not have.", ("peer",)),
     "kv_cache_pages": Family("gauge", "Pages by state.", (*TIER, "state")),
     "kv_cache_usage_perc": Family("gauge", "Share of the tier in use; 1 is all of it.", TIER),
@@ -237,6 +239,8 @@ class StatusPage:
         self._add("integrity_ok", status["integrity"] == "ok" if "integrity" in status else None)
         self._add("scheduler_ready", status.get("ready"))
         self._add("scheduler_uptime_seconds", scheduler.get("uptime_s"))
+        for name in ("hit_rate", "optimal_hit_rate"):
+            self._add(f"recent_{name}", _part(status, "regret").get(name))
         for tier in ("host", "storage"):
             value = _part(_part(status, "investment"), tier).get("bytes_per_hit_token")
             self._add("written_bytes_per_hit_token", value, tier)

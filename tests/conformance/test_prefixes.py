@@ -3,6 +3,7 @@
 from typing import Any
 
 from services.scheduler.core import prefixes
+from services.scheduler.core.regret import EVERY
 from services.scheduler.core.status import status
 from shared.packed import pack
 from shared.page_hash import chain
@@ -39,3 +40,15 @@ def test_status_shows_a_bounded_number_of_prefixes_and_no_token() -> None:
         core.compute(range(start, start + 3))
     assert len(shown(core)) == prefixes.MAX_PREFIXES
     assert {key for each in shown(core) for key in each} == {"digest", "tokens", "uses", "parts"}
+
+
+def test_status_tells_what_the_best_cache_of_the_tiers_size_would_have_given() -> None:
+    core = Harness(device=6, host=4, backend=False)
+    loop = [list(range(start, start + 9)) for start in (100, 200, 300)]  # 12 pages in turn, one after the other
+    assert status(core.core)["regret"] is None
+    for number in range(2 * EVERY):
+        core.compute(loop[number % 3])
+    told = status(core.core)["regret"]
+    assert told["requests"] == EVERY
+    assert told["hit_rate"] < told["optimal_hit_rate"] <= 8 / 9  # ten pages: most of it, and never the last token
+    assert status(Harness(explain=False).core)["regret"] is None

@@ -116,8 +116,10 @@ function tiles(status) {
   const waiting = WAITING.reduce((sum, name) => sum + (requests[name] ?? 0), 0);
   const inStates = WAITING.filter((name) => requests[name]).map((name) => `${count(requests[name])} ${name}`);
   const draining = requests.draining ? `${count(requests.draining)} ending` : "";
+  const best = status.regret;
   const shown = [
     ["Cache hit rate", all.total ? percent(all.hits / all.total) : "–", all.total ? `of ${count(all.total)} prompt tokens` : "no prompt yet"],
+    ["Of the best possible", best?.optimal_hit_rate ? percent(best.hit_rate / best.optimal_hit_rate) : "–", best ? `${percent(best.hit_rate)} of ${percent(best.optimal_hit_rate)}, last ${plural(best.requests, "request")}` : "not known yet"],
     ["Running", count(requests.running), draining],
     ["Waiting", count(waiting), inStates.join(", ")],
     ["Computed tokens/s", decimal(history.rate((sample) => sample.stat("prompt_tokens") + sample.stat("decode_tokens"))), "prompts and answers"],

@@ -159,7 +159,10 @@ class Admission:
             request.started = state.now
             if state.reuse is not None:
                 request.frequencies = state.reuse.observe(request.seed, bytes(request.tokens), state.tree.clock)
-            for tier, tokens in zip(("device", "host", "storage"), request.hits or (), strict=True):
+            hits = request.hits or (0, 0, 0)
+            if state.window is not None:
+                state.window.observe(request.seed, bytes(request.tokens), hits[0] + hits[1])
+            for tier, tokens in zip(("device", "host", "storage"), hits, strict=True):
                 state.counters[f"{tier}_hit_tokens"] += tokens
         if state.reuse is not None:
             mark(path, request.frequencies, state.tree.device_leaves)

@@ -9,6 +9,7 @@ from services.scheduler.core.node import Node
 from services.scheduler.core.operations import Operation, Operations
 from services.scheduler.core.pages import PagePool
 from services.scheduler.core.publish import CacheEvents
+from services.scheduler.core.regret import Window
 from services.scheduler.core.reuse import Reuse
 from services.scheduler.core.settings import CoreSettings
 from services.scheduler.core.speeds import Speeds
@@ -39,6 +40,7 @@ class State:
         self.reuse = Reuse(settings.page_size) if settings.eviction == "auto" else None
         if self.reuse is not None:
             self.tree.device_leaves = self.reuse.device_leaves
+        self.window = Window(settings.page_size) if settings.explain else None
         self.speeds = Speeds(settings.page_size)
         self.space_freed = False  # host pages came free: waiting backups and prefetches may go on
 

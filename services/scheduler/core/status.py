@@ -39,6 +39,7 @@ def status(core: "Core") -> dict[str, Any]:
         "device": device,
         "host": hosts,
         "tree": {"nodes": sum(1 for _ in core.state.tree.nodes()), "namespaces": len(core.state.tree.roots)},
+        "regret": _regret(core),
         "prefixes": top_prefixes(core.state.tree, core.state.ghosts),
         "counters": dict(sorted(core.state.counters.items())),
     }
@@ -72,6 +73,15 @@ def _device(core: "Core") -> dict[str, int]:
         "in_flight": loading,
         "quarantined": sum(len(pages) for step in steps for pages in step.device_pages),
     }
+
+
+def _regret(core: "Core") -> dict[str, float] | None:
+    """What device and host gave of late, and the optimum; None when nothing is remembered, or too little."""
+    if core.state.window is None:
+        return None
+    pages = core.state.device.total + sum(pool.total for pool in core.host.pools.values())
+    found = core.state.window.compare(pages)
+    return found._asdict() if found is not None else None
 
 
 def _host(core: "Core", pool: HostPool) -> dict[str, int]:

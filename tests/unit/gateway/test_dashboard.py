@@ -43,6 +43,7 @@ STATUS: dict[str, Any] = {
         "abort_running": 4,
         "retracted": 5,
     },
+    "regret": {"requests": 512, "hit_rate": 0.25, "optimal_hit_rate": 0.4},
     "investment": {"host": {"bytes_per_hit_token": 6.5}, "storage": {"bytes_per_hit_token": None}},
     "scheduler": {"epoch": 1, "uptime_s": 12.5, "old_epoch": 2},
     "peers": [
@@ -118,6 +119,8 @@ async def test_the_metrics_of_a_status(stack: Stack) -> None:
         'requests_aborted_total{state="running"}': 4,
         "prefix_cache_queries_total": 1000,
         'prefix_cache_hits_total{tier="host"}': 50,
+        "recent_hit_rate": 0.25,
+        "recent_optimal_hit_rate": 0.4,
         'storage_missed_pages_total{peer="storage-0"}': 4,
         'kv_cache_pages{tier="device",peer="gpu_worker-0",state="evictable"}': 20,
         'kv_cache_pages{tier="storage",peer="storage-0",state="stored"}': 2,

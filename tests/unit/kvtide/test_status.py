@@ -15,6 +15,7 @@ STATUS = {
     "locked": 0,
     "in_flight": 0,
     "quarantined": 0,
+    "regret": {"requests": 512, "hit_rate": 0.2519, "optimal_hit_rate": 0.4},
     "requests": {"queued": 0, "running": 2, "open": 2},
     "device": POOL,
     "host": {"storage-0": {"total": 255, "free": 242, "cached": 13}},
@@ -39,13 +40,14 @@ def test_a_status_is_readable() -> None:
     assert "requests: running 2  open 2" in text
     assert "device (pages): total 48  free 35  evictable 13" in text
     assert "host storage-0 (pages): total 255  free 242  cached 13" in text
+    assert "the last 512 requests: 25.2% of prompt tokens from device and host, the best cache" in text
     assert "4.5 s" in text
     assert "41,412" in text
     assert "cli-77" not in text
 
 
 def test_a_stack_without_host_tier_and_requests_can_be_shown() -> None:
-    text = shown({**STATUS, "ready": False, "host": None, "requests": {"open": 0}})
+    text = shown({**STATUS, "ready": False, "host": None, "requests": {"open": 0}, "regret": None})
     assert "not ready" in text
     assert "requests: none" in text
     assert "host" not in text
