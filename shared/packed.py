@@ -1,5 +1,6 @@
 """Integer lists on the wire: little-endian int32, one after the other."""
 
+import struct
 from collections.abc import Iterable
 
 import numpy as np
@@ -15,10 +16,12 @@ def pack(values: Iterable[int] | Ints) -> bytes:
     """Pack page ids or tokens as int32. Raises OverflowError for a value that doesn't fit."""
     if isinstance(values, np.ndarray) and values.dtype == WIRE:
         return values.tobytes()
-    array = values if isinstance(values, np.ndarray) else np.array(list(values), dtype=np.int64)
-    if array.size and (array.max() > 2**31 - 1 or array.min() < -(2**31)):
-        raise OverflowError(f"{array.max()} does not fit in int32")
-    return array.astype("<i4").tobytes()
+    numbers = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    try:
+        return struct.pack(f"<{len(numbers)}i", *numbers)
+    except struct.error:
+        wrong = next(each for each in numbers if not -(2**31) <= each < 2**31)
+        raise OverflowError(f"{wrong} does not fit in int32") from None
 
 
 def unpack(data: bytes) -> Ints:

@@ -158,7 +158,7 @@ def make_plan(seed: int) -> Plan:
         max_steps=rng.choice([1, 1, 2]),
         credits=rng.choice([1, 2, 32]),
         segment_budget=rng.choice([1, 1, 2]),
-        requests=rng.randint(6, 25),
+        requests=rng.randint(6, 22),
         traffic_s=rng.choice([0.2, 1.0, 3.0, 10.0, 50.0]),
         families=rng.randint(2, 7),
         l3_pages=rng.choice([8, 16, 1000]),

@@ -5,7 +5,7 @@ nothing here. A node has at most one valid entry: the one that it carries.
 """
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
@@ -101,7 +101,6 @@ class LeafHeap(Generic[Leaf]):
         for node in parked:
             self.offer(node)
 
-    def nodes(self) -> Iterator[Leaf]:
+    def nodes(self) -> list[Leaf]:
         """Nodes with a valid entry and parked ones, in no order; for `check_integrity`."""
-        yield from (entry.node for entry in self._heap if getattr(entry.node, self._slot) is entry)
-        yield from self._parked
+        return [entry.node for entry in self._heap if getattr(entry.node, self._slot) is entry] + self._parked

@@ -309,7 +309,10 @@ class Operations:
 
     def next_deadline(self) -> float:
         """When the next silent peer is asked again."""
-        return min((operation.deadline for operation in self.table.values()), default=float("inf"))
+        first = float("inf")
+        for operation in self.table.values():
+            first = min(first, operation.deadline)
+        return first
 
     def expire(self) -> None:
         """Send late commands again, a bounded number of times, then give them up; from then on ask to drop them."""

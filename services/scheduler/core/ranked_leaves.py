@@ -3,8 +3,7 @@
 A choice may change its mind at any time: nothing is sorted anew. One eviction costs O(classes * log leaves).
 """
 
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable
 
 from services.scheduler.core.leaves import Key, Leaf, LeafHeap
 
@@ -44,9 +43,9 @@ class RankedLeaves(LeafHeap[Leaf]):
         heads = [key for heap in self._heaps if (key := self._head(heap)) is not None]
         return self._heaps[self._choose(heads)].pop() if heads else None
 
-    def nodes(self) -> Iterator[Leaf]:
+    def nodes(self) -> list[Leaf]:
         """See LeafHeap."""
-        return chain(super().nodes(), *(heap.nodes() for heap in self._heaps))
+        return sum([heap.nodes() for heap in self._heaps], super().nodes())
 
     def _head(self, heap: LeafHeap[Leaf]) -> Key | None:
         node = heap.pop()

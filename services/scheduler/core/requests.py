@@ -177,5 +177,7 @@ class Requests:
 
     def next_deadline(self) -> float:
         """The earliest deadline of a request."""
-        waiting = [until for _, until in self.early.values()]
-        return min([*waiting, *(min(r.deadline, r.state_deadline) for r in self.all.values())], default=float("inf"))
+        first = min([until for _, until in self.early.values()], default=float("inf"))
+        for request in self.all.values():
+            first = min(first, request.deadline, request.state_deadline)
+        return first

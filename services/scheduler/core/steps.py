@@ -65,11 +65,12 @@ class Steps:
         )
 
     def _emit(self, request: Request, result: Sampled) -> Emission:
-        request.tokens += pack([result.token])
+        token = pack([result.token])
+        request.tokens += token
         request.output_tokens += 1
         return Emission(
             request.key.request_id,
-            pack([result.token]),
+            token,
             struct.pack("<f", result.logprob),
             [result.top_ids],
             [result.top_logprobs],
