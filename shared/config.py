@@ -112,6 +112,7 @@ class Storage(_Section):
     pages_advertise: Endpoint = ""  # where workers find pages_endpoint if not there, as behind a proxy; empty = there
     backend: Backend = "hash_file"  # the L3 store, see backends.md
     folder: str = ""  # page files (L3); empty = "l3" in the cache folder
+    key_file: str = ""  # a secret: pages that were written without it are misses, see security.md; empty = all are read
     quota_bytes: PositiveInt = 10 * GIB  # bytes of pages that `hash_file`, `file` and `memory` keep
     free_floor_bytes: Count = GIB  # bytes that stay free on the file system
     io_threads: PositiveInt = 2  # pages read or written at once

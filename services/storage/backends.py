@@ -1,5 +1,7 @@
 """The L3 backend that the configuration names, behind its circuit breaker."""
 
+from pathlib import Path
+
 from services.storage import lmcache_store, mooncake_store
 from services.storage.backend import Backend
 from services.storage.breaker import BreakerBackend
@@ -11,6 +13,7 @@ from services.storage.lmcache_store import LmcacheStore
 from services.storage.memory_store import MemoryStore
 from services.storage.mooncake_store import MooncakeStore
 from services.storage.none_backend import NoneBackend
+from services.storage.page_key import read_key
 from services.storage.sealed import SealedBackend
 from shared.config import Config
 from shared.errors import StorageError
@@ -27,18 +30,20 @@ def make_backend(config: Config, identity: str) -> Backend:
 
 def _make(config: Config, identity: str) -> Backend:
     storage, verify, direct = config.storage, config.cache.checksums, config.storage.direct_writes
+    key = read_key(Path(storage.key_file)) if storage.key_file else b""
     bounds = (storage.quota_bytes, storage.free_floor_bytes, storage.io_threads)
     match storage.backend:
         case "hash_file":
-            return HashFileBackend(config.storage_folder, *bounds, verify=verify, direct_writes=direct)
+            return HashFileBackend(config.storage_folder, *bounds, verify=verify, direct_writes=direct, key=key)
         case "file":
             folder = config.storage_folder / RUNS / f"{config.run.name}-{identity}"
             return FileBackend(folder, *bounds, verify=verify, direct_writes=direct)
         case "dynamic":
             return make_dynamic(
-                storage.dynamic_class, storage.options, storage.timeout_s, storage.io_threads, verify=verify
+                storage.dynamic_class, storage.options, storage.timeout_s, storage.io_threads, verify=verify, key=key
             )
-    return SealedBackend(storage.backend, _make_store(config), storage.timeout_s, storage.io_threads, verify=verify)
+    store = _make_store(config)
+    return SealedBackend(storage.backend, store, storage.timeout_s, storage.io_threads, verify=verify, key=key)
 
 
 def _make_store(config: Config) -> KeyValueStore:

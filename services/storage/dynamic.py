@@ -9,7 +9,9 @@ from services.storage.sealed import SealedBackend
 from shared.errors import StorageError
 
 
-def make_dynamic(path: str, options: dict[str, Any], timeout_s: float, io_threads: int, *, verify: bool) -> Backend:
+def make_dynamic(
+    path: str, options: dict[str, Any], timeout_s: float, io_threads: int, *, verify: bool, key: bytes
+) -> Backend:
     """The backend of the class `module:Class`.
 
     A `KeyValueStore` is made with the options as keyword arguments, and so is a `Backend`, which checks its own pages;
@@ -21,7 +23,7 @@ def make_dynamic(path: str, options: dict[str, Any], timeout_s: float, io_thread
         if issubclass(cls, Backend):
             return cls(**options)
         if issubclass(cls, KeyValueStore):
-            return SealedBackend("dynamic", cls(**options), timeout_s, io_threads, verify=verify)
+            return SealedBackend("dynamic", cls(**options), timeout_s, io_threads, verify=verify, key=key)
         from services.storage.hicache import METHODS, HiCacheStore  # brings torch, which nothing else here needs
 
         missing = [name for name in METHODS if not callable(getattr(cls, name, None))]
@@ -30,7 +32,9 @@ def make_dynamic(path: str, options: dict[str, Any], timeout_s: float, io_thread
                 f"storage.dynamic_class {path} is no KeyValueStore or Backend of kvtide, and as a HiCacheStorage of "
                 f"SGLang it lacks {', '.join(missing)}; see docs/backends.md"
             )
-        return SealedBackend("dynamic", HiCacheStore(cls, options, io_threads), timeout_s, io_threads, verify=verify)
+        return SealedBackend(
+            "dynamic", HiCacheStore(cls, options, io_threads), timeout_s, io_threads, verify=verify, key=key
+        )
     except StorageError:
         raise
     except Exception as error:  # a user's constructor may raise whatever it likes

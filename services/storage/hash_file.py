@@ -42,9 +42,11 @@ class HashFileBackend(Backend):
 
     def __init__(
         self, folder: Path, quota_bytes: int, free_floor_bytes: int, io_threads: int, *,
-        verify: bool = True, direct_writes: bool = True,
+        verify: bool = True, direct_writes: bool = True, key: bytes = b"",
     ) -> None:  # fmt: skip
-        """verify: compare checksums on a read. direct_writes: past the kernel's cache, where that is possible."""
+        """verify: compare checksums on a read. direct_writes: past the kernel's cache, where that is possible. key: of
+        the pages, see PageFormat."""
+        self._key = key
         self.folder = folder
         self.index = DiskIndex()
         self.tally = Tally()
@@ -83,7 +85,7 @@ class HashFileBackend(Backend):
             raise StorageError(
                 f"can't use the page folder {self.folder}: {error.strerror}; see storage.folder"
             ) from None
-        return HashFilePages(self, PageFormat(model_fingerprint, geometry))
+        return HashFilePages(self, PageFormat(model_fingerprint, geometry, key=self._key))
 
     async def refresh(self) -> None:
         await self.in_thread(self._scanner, self._scan.run)

@@ -1,10 +1,11 @@
 """One stored page: a header of whole 4096-byte blocks, then the page's bytes as they lie in the host pool.
 
-    | magic | version | header bytes | model fingerprint | digest | page bytes | units | CRC32C of each unit | CRC32C |
+    | magic | version | header bytes | model fingerprint | digest | page bytes | units | CRC32C of each unit |
+    | proof | CRC32C |
 
-The last field covers the header before it. Both are read and written with one system call each, straight from and
-into the host pool: through aiofiles the same page takes three to five times as long. The header ends on a block of the
-file system, so that the page begins on one.
+The proof is there with `storage.key_file` (`page_key`). The last field covers the header before it. Header and page are
+read and written with one system call, straight from and into the host pool: through aiofiles that takes three to five
+times as long. The header ends on a block of the file system, so that the page begins on one.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ import numpy as np
 from kernels.checksum import crc32c, crc32c_units
 from services.storage import test_hooks
 from services.storage.direct_io import BLOCK, block_buffer, fits, in_cache, move_direct
+from services.storage.page_key import PROOF_BYTES, proof, proves
 from shared.errors import StorageError
 from shared.geometry import PageGeometry
 from shared.segments import Checksums
@@ -42,7 +44,8 @@ class CorruptPageError(StorageError):
 class PageFormat:
     """How the pages of one model lie in files; other stores take a header of smaller blocks."""
 
-    def __init__(self, model_fingerprint: bytes, geometry: PageGeometry, block: int = BLOCK) -> None:
+    def __init__(self, model_fingerprint: bytes, geometry: PageGeometry, block: int = BLOCK, key: bytes = b"") -> None:
+        """key: only pages that were written with it are read; empty = any."""
         self.model_fingerprint = model_fingerprint
         self.geometry = geometry
         self.page_bytes = geometry.page_bytes
@@ -52,7 +55,9 @@ class PageFormat:
         else:
             per_run = geometry.layers
         self._runs = [(geometry.unit_offset(part, 0), unit, unit * per_run) for part, unit in enumerate(units)]
-        used = FIXED.size + 4 * geometry.units + CHECK.size
+        self._key = key
+        self._proof_at = FIXED.size + 4 * geometry.units
+        used = self._proof_at + (PROOF_BYTES if key else 0) + CHECK.size
         self.header_bytes = -(-used // block) * block
 
     @property
@@ -60,9 +65,11 @@ class PageFormat:
         """Length of a file."""
         return self.header_bytes + self.page_bytes
 
-    def header(self, digest: bytes, checksums: Checksums) -> bytes:
+    def header(self, digest: bytes, checksums: Checksums, page: memoryview) -> bytes:
         """The header of a page; `checksums` is uint32 [units]."""
         head = self._fixed(digest) + checksums.astype("<u4").tobytes()
+        if self._key:
+            head += proof(self._key, head, page)
         head = head.ljust(self.header_bytes - CHECK.size, b"\0")
         return head + CHECK.pack(crc32c(head))
 
@@ -79,6 +86,12 @@ class PageFormat:
     def checksums_of(self, page: memoryview) -> Checksums:
         """uint32 [units] of a page's bytes."""
         return np.concatenate([crc32c_units(page[start : start + size], unit) for start, unit, size in self._runs])
+
+    def check_origin(self, header: bytes | memoryview, page: memoryview) -> None:
+        """Raises CorruptPageError when a page wasn't written with the key."""
+        at = self._proof_at
+        if self._key and not proves(header[at : at + PROOF_BYTES], self._key, header[:at], page):
+            raise CorruptPageError("it was not written with the key of storage.key_file")
 
     def verify(self, page: memoryview, checksums: Checksums) -> None:
         """Raises CorruptPageError when a page's bytes differ from its checksums, uint32 [units]."""
@@ -117,6 +130,7 @@ def read_page(path: Path, layout: PageFormat, digest: bytes, page: memoryview, *
     finally:
         os.close(file)
     checksums = layout.checksums_in(header, digest)
+    layout.check_origin(header, page)
     if verify:
         layout.verify(page, checksums)
     return checksums
@@ -142,7 +156,7 @@ def write_page(
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.posix_fallocate(file, 0, layout.file_bytes)
         header = block_buffer(layout.header_bytes)
-        header[:] = layout.header(digest, checksums)
+        header[:] = layout.header(digest, checksums, page)
         if not direct or not _direct(os.pwritev, file, [header, page]):
             _whole(os.pwritev, file, [header, page])
         temporary.rename(path)

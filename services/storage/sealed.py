@@ -34,11 +34,19 @@ class SealedBackend(Backend):
     """`kind` is the name in the configuration; `verify` False leaves the bytes unchecked, for the oracle's tests."""
 
     def __init__(
-        self, kind: str, store: KeyValueStore, timeout_s: float, io_threads: int, *, verify: bool = True
+        self,
+        kind: str,
+        store: KeyValueStore,
+        timeout_s: float,
+        io_threads: int,
+        *,
+        verify: bool = True,
+        key: bytes = b"",
     ) -> None:
         self.kind = kind
         self.store = store
         self.verify = verify
+        self._key = key
         self.tally = Tally()
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(io_threads, "l3-seal")
@@ -53,7 +61,7 @@ class SealedBackend(Backend):
         return BackendInfo(self._id, self.kind, store.shared, store.persistent, store.capacity)
 
     async def of_model(self, model_fingerprint: bytes, geometry: PageGeometry) -> "SealedPages":
-        layout = PageFormat(model_fingerprint, geometry, HEADER_BLOCK)
+        layout = PageFormat(model_fingerprint, geometry, HEADER_BLOCK, self._key)
         self.store.expect(model_fingerprint.hex(), layout.file_bytes)
         return SealedPages(self, layout)
 
@@ -185,7 +193,7 @@ class SealedPages(ModelPages):
             raise StoreLostError(f"{self._backend.kind}: {method} of {len(keys)} keys answered {answer!r:.80}")
 
     def _seal(self, digest: bytes, page: memoryview, checksums: Checksums) -> bytearray:
-        value = bytearray(self._layout.header(digest, checksums))
+        value = bytearray(self._layout.header(digest, checksums, page))
         value += page
         return value
 
@@ -208,8 +216,10 @@ class SealedPages(ModelPages):
             raise CorruptPageError(f"the value is no bytes but {type(stored).__name__}") from error
         if len(value) != layout.file_bytes:
             raise CorruptPageError(f"the value has {len(value)} bytes instead of {layout.file_bytes}")
-        checksums = layout.checksums_in(bytes(value[: layout.header_bytes]), digest)
+        header = bytes(value[: layout.header_bytes])
+        checksums = layout.checksums_in(header, digest)
         page[:] = value[layout.header_bytes :]
+        layout.check_origin(header, page)
         if self._backend.verify:
             layout.verify(page, checksums)
         return checksums

@@ -251,7 +251,7 @@ def test_store_04_a_header_has_room_for_every_unit() -> None:
     big = PageGeometry(16, 1200, (Part("k", 1, 8, "float32"), Part("v", 1, 8, "float32")))
     layout = PageFormat(MODEL, big)
     assert layout.header_bytes == 3 * BLOCK
-    assert len(layout.header(b"d" * 32, np.zeros(2400, np.uint32))) == 3 * BLOCK
+    assert len(layout.header(b"d" * 32, np.zeros(2400, np.uint32), memoryview(b""))) == 3 * BLOCK
 
 
 async def test_a_folder_that_cannot_be_used_is_refused_by_name(make_store: MakeStore, tmp_path: Path) -> None:
