@@ -1,6 +1,5 @@
 """One record for each generation request: a log line and the metrics at its end. No text, no tokens."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -64,8 +63,6 @@ class Records:
 
     def __init__(self, metrics: GatewayMetrics, clock: Callable[[], float] = time.monotonic) -> None:
         self.open = 0
-        self.idle = asyncio.Event()  # set while none is open
-        self.idle.set()
         self._metrics = metrics
         self._clock = clock
 
@@ -81,13 +78,10 @@ class Records:
             )
         record = Record(route, self._clock(), self._clock)
         self.open += 1
-        self.idle.clear()
         try:
             yield record
         finally:
             self.open -= 1
-            if not self.open:
-                self.idle.set()
             self._end(record)
 
     def _end(self, record: Record) -> None:

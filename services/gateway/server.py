@@ -24,6 +24,8 @@ from shared.errors import ConfigError
 ADDRESS_FILE = "gateway.json"  # in the run folder: {"url": ...} while the gateway listens
 BACKLOG = 2048  # connections not yet accepted: as many as there may be open requests
 
+STOPPING = unavailable("the gateway is stopping: send the request again")
+
 log = logging.getLogger("kvtide.gateway")
 
 
@@ -44,9 +46,12 @@ async def serve(config: Config, identity: str, stop: asyncio.Event) -> None:
             await asyncio.wait((linked, serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         # 1. No new connections; 2. open requests finish; 3. those that don't end with an error; 4. the link goes last.
         server.should_exit = True
-        if client.link.up and not linked.done():
-            await _drain(records)
-        client.fail_all(unavailable("the gateway is stopping: send the request again"))
+        if linked.done() or not client.link.up:
+            client.fail_all(STOPPING)
+        await asyncio.wait((serving,), timeout=DRAIN_S)  # it ends with the last request, which may have come just now
+        if not serving.done():
+            log.warning("drain_timeout open=%d", records.open)
+            client.fail_all(STOPPING)
         await serving
     finally:
         for task in (stopping, serving, linked):
@@ -55,14 +60,6 @@ async def serve(config: Config, identity: str, stop: asyncio.Event) -> None:
         listener.close()
     if not linked.cancelled() and (error := linked.exception()):
         raise error
-
-
-async def _drain(records: Records) -> None:
-    try:
-        async with asyncio.timeout(DRAIN_S):
-            await records.idle.wait()
-    except TimeoutError:
-        log.warning("drain_timeout open=%d", records.open)
 
 
 class _Server(uvicorn.Server):

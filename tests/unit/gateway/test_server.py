@@ -5,6 +5,7 @@ import json
 import socket
 
 import pytest
+import uvicorn
 
 from services.gateway.server import serve
 from shared.config import Config, Gateway, Model, Run
@@ -69,6 +70,27 @@ async def test_after_the_drain_requests_end_with_an_error(
     assert "stopping" in response.json()["error"]["message"]
     await asyncio.sleep(0.1)
     assert stack.scheduler.aborts == [submit.request_id]
+
+
+async def test_a_request_that_comes_while_the_stop_closes_the_door_ends_with_an_error_too(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.server.DRAIN_S", 0.5)
+    came, on_tick = asyncio.Event(), uvicorn.Server.on_tick
+
+    async def on_last_tick(server: uvicorn.Server, counter: int) -> bool:
+        if server.should_exit:
+            await came.wait()
+        return await on_tick(server, counter)
+
+    monkeypatch.setattr(uvicorn.Server, "on_tick", on_last_tick)
+    stack.stop.set()
+    asking = asyncio.create_task(stack.complete())
+    await stack.scheduler.submitted()
+    came.set()
+    response = await asking
+    assert response.status_code == 503
+    assert "stopping" in response.json()["error"]["message"]
 
 
 async def test_a_scheduler_that_refuses_for_good_ends_the_service(run_folder, model_folder) -> None:
