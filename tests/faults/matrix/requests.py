@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 
 from kvtide.chat_client import Answer, RequestError, client, complete
 from kvtide.child import StackError
@@ -18,6 +19,7 @@ class Asked:
     def __init__(self, stack: Stack, text: str | list[int], max_tokens: int, end_s: float = END_S) -> None:
         self.attempts: list[Answer] = []
         self.errors: list[str] = []  # all retryable
+        self.longest_s = 0.0  # of an attempt that has ended
         self._stack = stack
         self._text = text
         self._max_tokens = max_tokens
@@ -54,6 +56,7 @@ class Asked:
             while True:
                 answer = Answer()
                 self.attempts.append(answer)
+                begun_s = time.monotonic()
                 try:
                     async with client(self._stack.url) as http:
                         options = {"max_tokens": self._max_tokens, "ignore_eos": True}
@@ -64,4 +67,6 @@ class Asked:
                     self.errors.append(str(error))
                 except StackError as error:  # the gateway hasn't opened its port yet
                     self.errors.append(str(error))
+                finally:
+                    self.longest_s = max(self.longest_s, time.monotonic() - begun_s)
                 await asyncio.sleep(RETRY_S)
