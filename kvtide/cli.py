@@ -106,6 +106,10 @@ def _parser() -> argparse.ArgumentParser:
     soak.add_argument("--seed", type=int, default=1, help="of the load (default %(default)s)")
     tenants = _add(benches, "tenants", _tenants, "what one tenant can learn of another from times", json=True)
     tenants.add_argument("--seed", type=int, default=1, help="of the prompts (default %(default)s)")
+    scale = _add(benches, "scale", _scale, "one storage, then three, then two, under load", json=True)
+    scale.add_argument("--seconds", type=float, default=100.0, help="between two changes (default %(default)s)")
+    scale.add_argument("--seed", type=int, default=1, help="of the prompts (default %(default)s)")
+    scale.add_argument("--plot", type=Path, metavar="FILE.png", help="draw hit rates and placement over time")
     core = _add(benches, "core", _core, "the scheduler's core against SGLang's trees", json=True)
     core.add_argument("--peers", type=Path, required=True, metavar="FOLDER", help="made by bench/peers/setup FOLDER")
     for name, text in BENCHES.items():
@@ -268,6 +272,12 @@ async def _tenants(options: argparse.Namespace, config: Config) -> int:
     from kvtide.bench.tenants import run_tenants
 
     return await run_tenants(config, options.seed, options.json)
+
+
+async def _scale(options: argparse.Namespace, config: Config) -> int:
+    from kvtide.bench.scale import run_scale
+
+    return await run_scale(config, options.seconds, options.seed, options.plot, options.json)
 
 
 async def _core(options: argparse.Namespace, config: Config) -> int:

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,15 @@ async def running_stack(
             remove_leftovers(config)
 
 
+@asynccontextmanager
+async def more_storages(stack: Stack, numbers: Iterable[int], report: Report) -> AsyncIterator[Supervisor]:
+    """Start storages beside a stack's own, as another host would; on leaving, stop them. storage-0 is the stack's."""
+    commands = [_command(stack.config, "storage", {}, number) for number in numbers]
+    identities = [command.identity for command in commands]
+    async with Supervisor(commands, identities, report, lambda pids: None) as supervisor:
+        yield supervisor
+
+
 def with_model(config: Config, report: Report = lambda line: None) -> Config:
     """The configuration with a model's folder and name in it: the default model's, made first if need be."""
     if config.model.path:
@@ -151,8 +160,8 @@ def with_model(config: Config, report: Report = lambda line: None) -> Config:
     return replace(config, model=replace(config.model, path=str(path), name=config.model.name or name))
 
 
-def _command(config: Config, role: str, extra: Mapping[str, str]) -> Command:
-    identity = f"{role}-0"
+def _command(config: Config, role: str, extra: Mapping[str, str], number: int = 0) -> Command:
+    identity = f"{role}-{number}"
     return Command(
         identity=identity,
         argv=(sys.executable, "-m", f"services.{role}", "--identity", identity),
