@@ -21,6 +21,7 @@ VARIABLE_PREFIX = "KVTIDE_"  # of the environment variables that set keys
 PositiveInt = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(gt=0, le=1)]
 Key = Annotated[str, Meta(min_length=1)]  # an empty one would match a request that names none
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
@@ -71,6 +72,7 @@ class Cache(_Section):
         "write_through"  # back a node up at its first use, at its second, or when the device evicts it
     )
     eviction: Eviction = "lru"  # what leaves device and host first
+    namespace_share: Share = 1.0  # of device and host that a namespace (tenant) keeps while others need room
     load_policy: Literal["threshold", "auto"] = (
         "threshold"  # load what host or L3 have by its length alone, or only if measured to be faster than computing it
     )

@@ -100,6 +100,7 @@ class Plan:
             "one L3 of several storages": first != "none" and first in others,
             "an L3 for each storage": bool(others) and first != "none" and first not in others,
             "without adoption": not settings.adoption,
+            "shares of namespaces": settings.namespace_share < 1,
         }
         return [
             f"policy {settings.write_policy}",
@@ -128,6 +129,7 @@ def make_plan(seed: int) -> Plan:
         page_size=page_size,
         write_policy=rng.choice(POLICIES),
         eviction=rng.choice(EVICTIONS),
+        namespace_share=rng.choice([1.0, 1.0, 0.6, 0.3]),
         load_policy=rng.choice(LOADS),
         load_back_threshold=rng.choice([0, 1, 3, 6]),
         prefetch=rng.random() < 0.9,

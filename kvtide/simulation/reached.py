@@ -32,6 +32,6 @@ OF_SHAPES = (
     *(f"eviction {name}" for name in EVICTIONS), "storages 0", "storages 1", "storages 2", "storages 3",
     "page size 1", "page size 2", "page size 4", "host pool smaller than device", "two steps in flight",
     "prefetch off", "prefetch best_effort", "prefetch wait_complete", "prefetch timeout",
-    "one L3 of several storages", "an L3 for each storage", "without adoption",
+    "one L3 of several storages", "an L3 for each storage", "without adoption", "shares of namespaces",
 )  # fmt: skip
 REQUIRED = (*FAULT_KINDS, *OF_SHAPES, *OF_THE_NETWORK, *OF_REQUESTS, *OF_TIERS)

@@ -314,6 +314,7 @@ def core_settings(config: Config) -> CoreSettings:
         page_size=cache.page_size,
         write_policy=cache.write_policy,
         eviction=cache.eviction,
+        namespace_share=cache.namespace_share,
         load_policy=cache.load_policy,
         load_back_threshold=cache.load_back_threshold,
         prefetch=cache.prefetch,

@@ -225,8 +225,7 @@ class Core:
             )
             pool.since = self.state.now
             pool.backend = hello.backend if hello.backend.kind != "none" else None
-            if self.state.reuse is not None:
-                pool.leaves = self.state.reuse.host_leaves(pool, small=pool.total < self.state.device.total)
+            self.state.add_host_pool(pool)
             self.host.pools[key] = pool
             self.host.orphan(pool, named)
         pool.usable = True

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from services.scheduler.core.events import CPU, GPU
 from services.scheduler.core.node import Node
 from services.scheduler.core.operations import Find, Operation, Prefetch, Release, Step
 from services.scheduler.core.pages import HostPool, PagePool, Pages
@@ -42,6 +43,7 @@ def check_integrity(core: "Core") -> None:
         _check_host_pool(core, pool, host_claims.pop(pool, []), [each for each in operations if each.pool is pool])
     for pool, claims in host_claims.items():
         raise IntegrityError(f"{_name(claims[0][0])} has pages in a pool of {pool.storage_id} that is gone")
+    _check_holdings(core)
     _check_owners(core, operations)
     _check_requests(core, on_device, operations)
 
@@ -114,6 +116,19 @@ def _lock_counts(tree: RadixTree) -> dict[Node, int]:
             counts[node] = counts.get(node, 0) + 1
             node = node.parent
     return counts
+
+
+def _check_holdings(core: "Core") -> None:
+    """What namespaces hold is what the tree has of them."""
+    if core.state.holdings is None:
+        return
+    device, host = Counter[bytes](), Counter[bytes]()
+    for seed, root in core.state.tree.roots.items():
+        for node in core.state.tree.subtree(root):
+            device[seed] += node.pages if node.value is not None else 0
+            host[seed] += node.pages if node.host is not None else 0
+    if core.state.holdings.pages != {GPU: device, CPU: host}:
+        raise IntegrityError("the pages of a namespace are counted wrongly")
 
 
 def _walk(tree: RadixTree, locks: dict[Node, int]) -> tuple[list[Claim], dict[HostPool, list[Claim]]]:

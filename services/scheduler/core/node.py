@@ -25,11 +25,13 @@ class Node:
         "created",
         "detached",
         "device_entry",
+        "device_share_entry",
         "digests",
         "frequencies",
         "hit_count",
         "host",
         "host_entry",
+        "host_share_entry",
         "key",
         "last_access",
         "loading",
@@ -69,6 +71,8 @@ class Node:
         self.detached = False  # out of the tree; alive only for its locks
         self.device_entry: Entry | None = None  # its place among the evictable device leaves
         self.host_entry: Entry | None = None  # the same for host leaves
+        self.device_share_entry: Entry | None = None  # its place among those of its namespace: see `shares.py`
+        self.host_share_entry: Entry | None = None
 
     @property
     def is_root(self) -> bool:

@@ -38,6 +38,7 @@ class CoreSettings(NamedTuple):
     page_size: int = 64  # tokens
     write_policy: WritePolicy = "write_through"
     eviction: Eviction = "lru"
+    namespace_share: float = 1.0  # of each tier that a namespace keeps while others need room
     load_policy: LoadPolicy = "threshold"
     load_back_threshold: int = 10  # tokens
     prefetch: bool = True

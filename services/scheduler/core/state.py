@@ -2,16 +2,17 @@
 
 from collections import Counter
 
-from services.scheduler.core.events import PeerKey, Send
+from services.scheduler.core.events import CPU, GPU, PeerKey, Send
 from services.scheduler.core.ghosts import Ghosts, NoGhosts
 from services.scheduler.core.leaves import Key
 from services.scheduler.core.node import Node
 from services.scheduler.core.operations import Operation, Operations
-from services.scheduler.core.pages import PagePool
+from services.scheduler.core.pages import HostPool, PagePool
 from services.scheduler.core.publish import CacheEvents
 from services.scheduler.core.regret import Window
 from services.scheduler.core.reuse import Reuse
 from services.scheduler.core.settings import CoreSettings
+from services.scheduler.core.shares import Holdings, SharedLeaves
 from services.scheduler.core.speeds import Speeds
 from services.scheduler.core.strategies import ORDERS
 from services.scheduler.core.tree import RadixTree
@@ -34,12 +35,16 @@ class State:
         self.workers: list[PeerKey] = []  # the ranks of a complete, fenced group, else empty
         self.published = CacheEvents() if settings.events else None
         self.ghosts = Ghosts() if settings.explain else NoGhosts()
-        publishers = [each for each in (self.ghosts if settings.explain else None, self.published) if each is not None]
+        self.holdings = Holdings(settings.namespace_share, self._pool) if settings.namespace_share < 1 else None
+        heard = (self.ghosts if settings.explain else None, self.published, self.holdings)
+        publishers = [each for each in heard if each is not None]
         self.order = ORDERS.get(settings.eviction, ORDERS["lru"])
         self.tree = RadixTree(settings.page_size, self.order, *publishers)
         self.reuse = Reuse(settings.page_size) if settings.eviction == "auto" else None
         if self.reuse is not None:
             self.tree.device_leaves = self.reuse.device_leaves
+        if self.holdings is not None:
+            self.tree.device_leaves = SharedLeaves(self.tree.device_leaves, self.order, self.holdings, GPU)
         self.window = Window(settings.page_size) if settings.explain else None
         self.speeds = Speeds(settings.page_size)
         self.space_freed = False  # host pages came free: waiting backups and prefetches may go on
@@ -56,6 +61,17 @@ class State:
     def unlock(self, lock: Lock) -> None:
         """Release a lock; pages of removed nodes go back to the pool."""
         self.device.free(self.tree.unlock(lock))
+
+    def _pool(self) -> PagePool:
+        return self.device
+
+    def add_host_pool(self, pool: HostPool) -> None:
+        """Give a new host pool its evictable leaves."""
+        if self.reuse is not None:
+            pool.leaves = self.reuse.host_leaves(pool, small=pool.total < self.device.total)
+        if self.holdings is not None:
+            self.holdings.add_pool(pool)
+            pool.leaves = SharedLeaves(pool.leaves, self.host_order, self.holdings, CPU)
 
     def host_order(self, node: Node) -> Key:
         """Which host copy goes first."""
