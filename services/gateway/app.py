@@ -106,7 +106,9 @@ class Front:
     def _refusal(self, path: str, header: str) -> ApiError | None:
         admin = path.startswith(ADMIN_PATH)
         if admin and not self._admin_keys:
-            text = "nobody may change the stack here: set gateway.admin_keys, or use the kvtide command on its machine"
+            text = (
+                "nobody may do this over HTTP: set gateway.admin_keys (kvtide pin needs one, its other commands none)"
+            )
             return ApiError(403, text, code="no_admin_keys")
         keys, name = (self._admin_keys, "admin_keys") if admin else (self._keys, "api_keys")
         if not keys or _has(header, keys):

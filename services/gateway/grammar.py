@@ -32,7 +32,7 @@ class GrammarChecker:
         async with self._compiling:
             if grammar not in self._known:
                 if problem := await asyncio.to_thread(self._problem, grammar):
-                    raise invalid(f"the schema in {param} can't be followed: {problem}", param, "invalid_schema")
+                    raise _refused(param, problem)
                 self._known[grammar] = None
             self._known.move_to_end(grammar)
             if len(self._known) > MAX_GRAMMARS:
@@ -51,9 +51,12 @@ class GrammarChecker:
 
 
 def json_grammar(schema: dict[str, Any]) -> str:
-    """Text that is JSON and follows the schema."""
+    """Text that is JSON and follows the schema. Raises ApiError 400 for a number that is none of 64 bits."""
     text = schema_text(schema, "response_format")
-    return LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITESPACE})
+    try:
+        return LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITESPACE})
+    except ValueError as error:
+        raise _refused("response_format", str(error)) from None
 
 
 def lark_json(schema: dict[str, Any], param: str) -> str:
@@ -74,6 +77,10 @@ def schema_text(schema: dict[str, Any], param: str) -> str:
     if len(text.encode()) > MAX_SCHEMA_BYTES:
         raise _bad_size(param, f"larger than {MAX_SCHEMA_BYTES} bytes: shorten it")
     return text
+
+
+def _refused(param: str, problem: str) -> ApiError:
+    return invalid(f"the schema in {param} can't be followed: {problem}", param, "invalid_schema")
 
 
 def _bad_size(param: str, what: str) -> ApiError:

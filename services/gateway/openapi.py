@@ -91,11 +91,13 @@ def document(model: Model, keys: bool) -> Schema:
         "paths": paths,
         "components": {"schemas": schemas},
     }
+    schemes = {"admin_key": {"type": "http", "scheme": "bearer", "description": "One of `gateway.admin_keys`."}}
     if keys:
-        page["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        schemes["key"] = {"type": "http", "scheme": "bearer", "description": "One of `gateway.api_keys`."}
         for path, route in paths.items():
             if path not in ("/", "/health", "/metrics"):
-                next(iter(route.values()))["security"] = [{"key": []}]
+                next(iter(route.values())).setdefault("security", [{"key": []}])
+    page["components"]["securitySchemes"] = schemes
     return page
 
 
@@ -103,6 +105,7 @@ def _admin() -> Schema:
     route = _post("Change the running stack.", "AdminRequest", "AdminAnswer", (*READING, "401", "403", "409", "503"))
     actions = {"enum": list(ACTIONS)}
     route["post"]["parameters"] = [{"name": "action", "in": "path", "required": True, "schema": actions}]
+    route["post"]["security"] = [{"admin_key": []}]
     return route
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -9,8 +10,7 @@ import sys
 import pytest
 
 from kvtide.stack import Stack
-from tests.docs.examples import Example, all_commands
-from tests.integration.harness import ask, prompt, settle
+from tests.docs.examples import Example, all_commands, examples
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -43,7 +43,11 @@ async def test_status_is_told(stack: Stack, example: Example, words: list[str]) 
     assert "gpu_worker-0" in await run([sys.executable, "-m", "kvtide.cli", *words[1:], *sets])
 
 
-async def test_the_readme_s_hint_is_right_a_text_of_a_hundred_words_sent_twice_has_device_tokens(stack: Stack) -> None:
-    await ask(stack, prompt(0))
-    await settle(stack)
-    assert (await ask(stack, prompt(0))).device_tokens > 0
+@pytest.mark.parametrize("example", [each for each in examples("python") if "from openai" in each.text], ids=str)
+async def test_openai_s_client_asks_twice_and_the_second_time_the_device_has_it(stack: Stack, example: Example) -> None:
+    printed = await run([sys.executable, "-c", example.text.replace(WRITTEN, stack.url)])
+    first, second = (int(tokens) for tokens in re.findall(r"device_tokens=(\d+)", printed))
+    assert second > first
+    sets = ["--set", f"run.folder={stack.config.run_folder}"]
+    told = await run([sys.executable, "-m", "kvtide.cli", "why", printed.splitlines()[1].split()[0], *sets])
+    assert f"0-{second}" in told

@@ -15,17 +15,20 @@ schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not i
 EXAMPLES = 40  # bodies for each route, as many good as bad: about 15 s in all
 CONTEXT = 4096  # tokens: room for what is made up
 TIMEOUT_S = 20.0  # of one request
+KEY = "boss"  # opens the API and the admin route
+HEADERS = {"authorization": f"Bearer {KEY}"}
 
 
 @pytest.mark.slow
 async def test_the_api_is_what_its_own_page_says(run_folder: Path, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", context=CONTEXT)
-    async with run_stack(run_folder, model) as stack:
+    async with run_stack(run_folder, model, keys=(KEY,), admin_keys=(KEY,)) as stack:
         stack.says("{}")
         async with stack.client() as client:
-            page = (await client.get("/openapi.json")).json()
+            page = (await client.get("/openapi.json", headers=HEADERS)).json()
         await asyncio.to_thread(_fuzz, page, stack.url)
         assert len(stack.scheduler.submits) > EXAMPLES / 4, "nearly everything was refused: the page allows too much"
+        assert len(stack.scheduler.wishes) > EXAMPLES / 4
 
 
 def _fuzz(page: dict[str, Any], url: str) -> None:
@@ -67,7 +70,7 @@ def _fuzz(page: dict[str, Any], url: str) -> None:
             )
             @given(case=operation.as_strategy(generation_mode=mode))
             def send(case: Any) -> None:
-                case.call_and_validate(base_url=url, checks=checks, timeout=TIMEOUT_S)
+                case.call_and_validate(base_url=url, checks=checks, timeout=TIMEOUT_S, headers=HEADERS)
 
             send()
     assert seen == set(page["paths"]), json.dumps(sorted(seen))

@@ -53,6 +53,12 @@ async def test_formats_become_grammars(stack: Stack) -> None:
     assert (await stack.chat(**form({"enum": [1, 2]}))).status_code == 200
 
 
+def forced(schema: dict) -> dict:
+    """A request that must call a function of these parameters."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    return {"tools": [tool], "tool_choice": "required"}
+
+
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
@@ -63,6 +69,8 @@ async def test_formats_become_grammars(stack: Stack) -> None:
         (form({"not": {"type": "string"}}), "response_format", "not"),
         (form({"type": "integer", "minimum": 3, "maximum": 2}), "response_format", "greater than maximum"),
         (form({"$ref": "#"}), "response_format", "no text"),
+        (form({"minimum": 10**400}), "response_format", "out of range"),
+        (forced({"minimum": 10**400}), "tools", "out of range"),
         (form({"enum": ["x" * MAX_SCHEMA_BYTES]}), "response_format", "larger than"),
         (form(deep(70)), "response_format", "deep"),
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos", "response_format"),

@@ -51,4 +51,5 @@ async def test_a_key_is_asked_for(run_folder, model_folder) -> None:
             assert (await client.get("/openapi.json")).status_code == 401
             page = (await client.get("/openapi.json", headers=headers)).json()
         assert page["paths"]["/tokenize"]["post"]["security"] == [{"key": []}]
+        assert page["paths"]["/kvtide/admin/{action}"]["post"]["security"] == [{"admin_key": []}]
         assert "security" not in page["paths"]["/health"]["get"]
