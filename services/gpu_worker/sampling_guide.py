@@ -14,6 +14,10 @@ from shared.errors import ProtocolError
 from shared.messages.worker import Guide
 from shared.packed import Ints, unpack
 
+HIGHEST = (
+    1e30  # logit: a penalty near 0 would make it infinite; the coldest temperature still divides it within float32
+)
+
 
 class SoFar(NamedTuple):
     """The tokens before the one that is chosen, as far back as a guide looks."""
@@ -57,4 +61,6 @@ def adjustment(row: int, guide: Guide, so_far: SoFar, grammars: Grammars) -> Adj
 def _repetition(logits: Row, tokens: Ints, penalty: float) -> None:
     """Keskar and others, 2019 (CTRL): a positive logit is divided by the penalty, a negative one multiplied."""
     seen = np.unique(tokens)
-    logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+    with np.errstate(over="ignore"):
+        moved = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+    logits[seen] = np.minimum(moved, HIGHEST)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from services.gpu_worker.sampling import sample
+from services.gpu_worker.sampling import COLDEST, sample
 from services.gpu_worker.sampling_grammar import MAX_GRAMMARS, Grammars
 from services.gpu_worker.sampling_guide import SoFar, adjustment
 from shared.errors import ProtocolError
@@ -89,6 +89,15 @@ def test_the_formulas(prompt: list[int], output: list[int], presence: float, fre
     expected[7] += 3.5
     expected[9] -= 100
     assert moved(logits, wanted, prompt + output) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_penalty_near_nothing_leaves_finite_logits_that_can_be_drawn_from() -> None:
+    logits = np.linspace(-20, 20, VOCABULARY, dtype=np.float32)
+    loud = moved(logits, guide(repetition_penalty=1e-45), [VOCABULARY - 1, VOCABULARY - 2, 0])
+    assert np.isfinite(loud).all()
+    coldest = Sampling(COLDEST * 2, 1.0, 0, 0.1, 0, 0, 0)
+    (drawn,) = sample(torch.from_numpy(logits)[None], [coldest], [0], {0: lambda _: loud})
+    assert drawn.token_id in (VOCABULARY - 1, VOCABULARY - 2)
 
 
 @given(prompt=TOKENS, output=TOKENS, looks_from=st.integers(0, 40))
