@@ -105,6 +105,7 @@ def _admin() -> Schema:
     route = _post("Change the running stack.", "AdminRequest", "AdminAnswer", (*READING, "401", "403", "409", "503"))
     actions = {"enum": list(ACTIONS)}
     route["post"]["parameters"] = [{"name": "action", "in": "path", "required": True, "schema": actions}]
+    route["post"]["requestBody"]["required"] = False  # flush needs none
     route["post"]["security"] = [{"admin_key": []}]
     return route
 

@@ -61,6 +61,6 @@ def adjustment(row: int, guide: Guide, so_far: SoFar, grammars: Grammars) -> Adj
 def _repetition(logits: Row, tokens: Ints, penalty: float) -> None:
     """Keskar and others, 2019 (CTRL): a positive logit is divided by the penalty, a negative one multiplied."""
     seen = np.unique(tokens)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # the other branch, and what is cut below
         moved = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
     logits[seen] = np.minimum(moved, HIGHEST)

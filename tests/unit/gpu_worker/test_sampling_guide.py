@@ -91,9 +91,10 @@ def test_the_formulas(prompt: list[int], output: list[int], presence: float, fre
     assert moved(logits, wanted, prompt + output) == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_penalty_near_nothing_leaves_finite_logits_that_can_be_drawn_from() -> None:
+@pytest.mark.parametrize("penalty", [1e-44, 5e-324])  # the second is 0 in float32
+def test_a_penalty_near_nothing_leaves_finite_logits_that_can_be_drawn_from(penalty: float) -> None:
     logits = np.linspace(-20, 20, VOCABULARY, dtype=np.float32)
-    loud = moved(logits, guide(repetition_penalty=1e-45), [VOCABULARY - 1, VOCABULARY - 2, 0])
+    loud = moved(logits, guide(repetition_penalty=penalty), [VOCABULARY - 1, VOCABULARY - 2, 0])
     assert np.isfinite(loud).all()
     coldest = Sampling(COLDEST * 2, 1.0, 0, 0.1, 0, 0, 0)
     (drawn,) = sample(torch.from_numpy(logits)[None], [coldest], [0], {0: lambda _: loud})
