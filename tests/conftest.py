@@ -3,11 +3,17 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 STACKS = ("integration", "faults", "compose")  # their tests start whole stacks: one after the other, layer by layer
 LAYERS = ("unit", "conformance", "simulation", "integration", "faults")
 TESTS = Path(__file__).parent
+
+settings.register_profile(
+    "kvtide", deadline=None
+)  # a busy machine makes any example slow; pytest's timeout ends a hang
+settings.load_profile("kvtide")
 
 
 def _layer(item: pytest.Item) -> str:

@@ -63,7 +63,6 @@ def _fuzz(page: dict[str, Any], url: str) -> None:
 
             @settings(
                 max_examples=EXAMPLES,
-                deadline=None,
                 derandomize=True,
                 database=None,
                 suppress_health_check=list(HealthCheck),

@@ -144,7 +144,7 @@ def write_json(tokenizer_file: Path, schema: dict[str, Any], seed: int, restart:
     return decoders.ByteLevel().decode([alphabet[token] for token in output]).encode()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**31))
 def test_any_sampling_under_a_schema_gives_json_whatever_is_forgotten(tokenizer_file: Path, seed: int) -> None:
     text = write_json(tokenizer_file, SCHEMA, seed, restart=0.2)

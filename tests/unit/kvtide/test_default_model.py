@@ -11,7 +11,7 @@ from typing import Any
 import jinja2.sandbox
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -215,7 +215,6 @@ def test_folder_can_be_read_by_others(model: Path) -> None:
 
 
 @given(text=st.text(st.characters(max_codepoint=0x3FFFF, exclude_categories=["Cs"], exclude_characters=NO_TOKEN)))
-@settings(deadline=None)
 def test_text_survives_encode_and_decode(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 

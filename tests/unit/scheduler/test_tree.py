@@ -174,5 +174,5 @@ class TreeMachine(RuleBasedStateMachine):
         assert self.pool.available == TOTAL - len(self.model)
 
 
-TreeMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TreeMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestTree = TreeMachine.TestCase
