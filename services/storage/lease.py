@@ -5,6 +5,7 @@ segment of its own: a fence, a fresh segment or a stuck writer of one replica ne
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +81,8 @@ class Lease:
         self.operations = Operations(self._send)
         self._backend_stats = backend_stats
         self._model: ModelPages | None = None  # the part of L3 that belongs to the open segment
+        self._told: deque[bytes] = deque(maxlen=DROPPED_BATCH)  # pages that it has said L3 has lost, the last ones
+        self._tell_again = False  # that may have been lost on the way
 
     def connect(self, endpoint: str) -> "Branch":
         """A link to a scheduler that may lead. Two of one identity stand by for each other."""
@@ -132,6 +135,11 @@ class Lease:
 
     def _send(self, message: Message) -> bool:
         return self.leader is not None and self.leader.link.send(message)
+
+    def say_again(self) -> None:
+        """What it said without being asked may have been lost."""
+        self.pool.report_again()
+        self._tell_again = True
 
     def lead(self, branch: "Branch", epoch: int) -> None:
         """Names stay until this scheduler releases them."""
@@ -198,6 +206,7 @@ class Lease:
         except CapacityError as error:
             raise RefusedError("full", str(error)) from None
         self._model = model
+        self._told.clear()
         return SegmentOpened(message.op_id, self._describe(segment))
 
     def _describe(self, segment: OwnedSegment) -> SegmentInfo:
@@ -235,7 +244,7 @@ class Lease:
         """Tell which processes map the pool no more, and which pages L3 has lost."""
         self.pool.scan()
         if self.leader is not None and self.leader.link.up:
-            dropped = self._model.take_dropped() if self._model is not None else []
+            dropped = self._lost_pages(self._model) if self._model is not None else []
             for start in range(0, len(dropped), DROPPED_BATCH):
                 self._send(PagesDropped(b"".join(dropped[start : start + DROPPED_BATCH])))
             for holder in list(self.pool.exited):
@@ -243,6 +252,14 @@ class Lease:
                     self.pool.exited.remove(holder)
                     self.pool.reported.append(holder)
                     log.info("holder_exited identity=%s epoch=%d", holder.identity, holder.epoch)
+
+    def _lost_pages(self, model: ModelPages) -> list[bytes]:
+        """Those to tell of now."""
+        again = [digest for digest in self._told if not model.holds(digest)] if self._tell_again else []
+        self._tell_again = False
+        new = model.take_dropped()
+        self._told += new
+        return again + new
 
 
 class Branch:
@@ -252,7 +269,7 @@ class Branch:
         self.refused = 0  # epoch of the process that was refused last
         self._lease = lease
         self.link = SchedulerLink(
-            endpoint, lease.identity, ToStorage, self, admits=self._admits, on_missed=lease.pool.report_again
+            endpoint, lease.identity, ToStorage, self, admits=self._admits, on_missed=lease.say_again
         )
 
     def _admits(self, scheduler: str, epoch: int) -> bool:

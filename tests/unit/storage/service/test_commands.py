@@ -5,11 +5,12 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from services.storage.hash_file import HashFileBackend
+from services.storage.disk_index import PageKey
+from services.storage.hash_file import HashFileBackend, model_name
 from services.storage.page_file import PageFormat
 from services.storage.test_hooks import FAIL_WRITE
 from shared.config import Config
-from shared.messages.common import Heartbeat, OperationFailed
+from shared.messages.common import Heartbeat, Missed, OperationFailed
 from shared.messages.storage import (
     ArchiveDone,
     BackendChanged,
@@ -28,7 +29,7 @@ from shared.messages.storage import (
 from shared.op_log import KEPT_RESULTS
 from shared.packed import pack, unpack
 from tests.unit.storage.fake_scheduler import FakeScheduler
-from tests.unit.storage.pages import GEOMETRY, MODEL, page_files, put
+from tests.unit.storage.pages import GEOMETRY, MODEL, Page, page_files, put
 from tests.unit.storage.service.conftest import POOL_PAGES, Stack, running
 
 
@@ -275,6 +276,20 @@ async def test_tier_10_pages_that_l3_has_lost_are_told(stack: Stack) -> None:
     store.room.remove(oldest)  # as the quota does
     told = await scheduler.receive(lambda message: isinstance(message, PagesDropped))
     assert told.digests == oldest.digest
+
+
+async def test_tier_10_pages_that_l3_has_lost_are_told_again_when_messages_were_missed(stack: Stack) -> None:
+    scheduler = stack.scheduler
+    await archived(stack, [0, 1])
+    store = stack.service.backend.inner
+    for n in range(2):
+        store.room.remove(PageKey(model_name(MODEL), Page(n).digest))
+        told = await scheduler.receive(lambda message: isinstance(message, PagesDropped))
+        assert told.digests == Page(n).digest
+    await archived(stack, [1])  # it is there again
+    scheduler.tell(Missed())
+    told = await scheduler.receive(lambda message: isinstance(message, PagesDropped))
+    assert told.digests == Page(0).digest
 
 
 async def test_tier_10_a_page_that_the_quota_took_before_the_archive_s_end_is_not_told_as_stored(stack: Stack) -> None:
