@@ -1,4 +1,4 @@
-# One image for every service: compose.yaml says which of them a container runs.
+# One image for every service: compose.yaml says which of them a container runs. Two more are for its profiles.
 #
 # Two inputs for machines behind a proxy or without a network, both optional:
 #   deploy/wheels/  wheels that pip looks at first (pip download --no-deps -d deploy/wheels torch==2.13.0)
@@ -43,7 +43,25 @@ RUN pip install -q --no-deps --no-build-isolation --no-index --config-settings e
  && PYTHONPATH=/opt/mypyc python -m kvtide.compile \
  && python -m compileall -q kernels kvtide services shared
 
-FROM ${BASE}
+FROM ${BASE} AS lmcache
+# LMCache's server. What it pins isn't what kvtide pins.
+RUN python3 -m venv /opt/lmcache
+ENV PATH=/opt/lmcache/bin:${PATH} PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_FIND_LINKS=/wheels
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+COPY requirements-lmcache.txt /app/
+RUN --mount=type=secret,id=ca,required=false --mount=type=bind,source=deploy/wheels,target=/wheels \
+    if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi; \
+    if ls /wheels/torch-*.whl > /dev/null 2>&1; then index=""; else index="--extra-index-url ${TORCH_INDEX}"; fi; \
+    pip install -q --no-deps ${index} -r /app/requirements-lmcache.txt
+COPY services/storage/lmcache_server /app/services/storage/lmcache_server
+RUN useradd --uid 1000 --user-group --no-create-home --shell /usr/sbin/nologin kvtide \
+ && install -d -o kvtide -g kvtide /var/lib/lmcache
+# numba, which LMCache imports, compiles at each start: into the one folder that can be written.
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 NUMBA_CACHE_DIR=/tmp/numba
+WORKDIR /app
+USER kvtide
+
+FROM ${BASE} AS stack
 RUN useradd --uid 1000 --user-group --no-create-home --shell /usr/sbin/nologin kvtide \
  && install -d -o kvtide -g kvtide /var/lib/kvtide /var/lib/kvtide/l3 /model /pool
 COPY --from=build /opt/kvtide /opt/kvtide
@@ -53,3 +71,16 @@ ENV PATH=/opt/kvtide/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 OM
 WORKDIR /app
 USER kvtide
 CMD ["kvtide", "--help"]
+
+FROM stack AS mooncake
+# Mooncake's master and its node, and a storage that has its client.
+USER root
+RUN apt-get update -q \
+ && apt-get install -y -q --no-install-recommends libcurl4 libibverbs1 libnuma1 \
+ && rm -rf /var/lib/apt/lists/*
+RUN --mount=type=secret,id=ca,required=false \
+    if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi; \
+    pip install -q --no-cache-dir --no-deps -r /app/requirements-mooncake.txt
+USER kvtide
+
+FROM stack

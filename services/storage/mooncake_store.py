@@ -11,6 +11,7 @@ import ctypes
 import importlib
 import mmap
 import os
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,17 @@ OK, NO_SPACE, TOO_SHORT, NOT_FOUND, RPC_FAILED = 0, -200, -600, -704, -900
 T = TypeVar("T")
 
 
+def own_address(master: str) -> str:
+    """The IPv4 address from which this machine reaches a master. Raises StoreLostError when it has none."""
+    host, _, port = master.rpartition(":")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+            way.connect((host, int(port)))  # sends nothing
+            return str(way.getsockname()[0])
+    except OSError as error:
+        raise StoreLostError(f"no way to the Mooncake master at {master}: {error}") from None
+
+
 class MooncakeStore(KeyValueStore):
     """Its calls block, so they run in threads, and each thread has its own registered memory."""
 
@@ -45,12 +57,13 @@ class MooncakeStore(KeyValueStore):
         self,
         address: str,
         threads: int,
-        hostname: str = "127.0.0.1",
+        hostname: str = "",
         protocol: str = "tcp",
         rdma_devices: str = "",
         segment_bytes: int = 0,
     ) -> None:
-        """`hostname` is this process's, as the nodes reach it; `segment_bytes` is the memory that it lends.
+        """`hostname` is this process's, as the nodes reach it, "" = its address on the way to the master;
+        `segment_bytes` is the memory that it lends.
 
         Raises StorageError when Mooncake isn't installed.
         """
@@ -60,7 +73,8 @@ class MooncakeStore(KeyValueStore):
             self._client: Any = importlib.import_module("mooncake.store").MooncakeDistributedStore()
         except ImportError as error:
             raise StorageError(f"storage.backend is mooncake and {error}; {PIP} (it needs libibverbs1)") from None
-        self._setup = (hostname, "P2PHANDSHAKE", segment_bytes, BUFFER_BYTES, protocol, rdma_devices, address)
+        self._hostname = hostname
+        self._setup = ("P2PHANDSHAKE", segment_bytes, BUFFER_BYTES, protocol, rdma_devices, address)
         self._address = address
         self._threads = ThreadPoolExecutor(threads, "l3-mooncake")
         self._lock = threading.Lock()
@@ -99,7 +113,7 @@ class MooncakeStore(KeyValueStore):
     def _connect(self) -> None:
         with self._lock:
             if not self._ready:
-                code = self._client.setup(*self._setup)
+                code = self._client.setup(self._hostname or own_address(self._address), *self._setup)
                 if code:
                     raise StoreLostError(f"no Mooncake master at {self._address}: setup answered {code}")
                 self._ready = True

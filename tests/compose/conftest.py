@@ -45,12 +45,19 @@ async def image(engine: None) -> None:
 
 
 @asynccontextmanager
-async def running(name: str, folder: Path, *files: str) -> AsyncIterator[Compose]:
-    """A project with small pools, up and healthy; whatever happens, nothing of it is left."""
+async def running(name: str, folder: Path, *files: str, profile: str = "") -> AsyncIterator[Compose]:
+    """A project with small pools, up and healthy; whatever happens, nothing of it is left.
+
+    profile: a store that L3 is kept in; its storages then run in place of those with files.
+    """
+    services = [f"storage_{profile}" if profile and service == "storage" else service for service in SERVICES]
     small = folder / f"{name}.yaml"
-    small.write_text("services:\n" + "".join(SMALL.format(service=service) for service in SERVICES))
-    compose = Compose(f"kvtide-test-{name}-{os.getpid()}", [*files, small])
+    text = "services:\n" + "".join(SMALL.format(service=service) for service in services)
+    small.write_text(text + ("  storage:\n    scale: 0\n" if profile else ""))
+    compose = Compose(f"kvtide-test-{name}-{os.getpid()}", [*files, small], profile)
     try:
+        if profile:
+            await compose.compose("build", timeout_s=BUILD_S)
         await compose.up()
         yield compose
     finally:
@@ -69,4 +76,13 @@ async def mapped(image: None, tmp_path_factory: pytest.TempPathFactory) -> Async
 async def remote(image: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Compose]:
     """The stack without a shared volume."""
     async with running("remote", tmp_path_factory.mktemp("compose"), "compose.remote.yaml") as compose:
+        yield compose
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def store(
+    request: pytest.FixtureRequest, image: None, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Compose]:
+    """The stack with the profile that the test's parameter names."""
+    async with running(request.param, tmp_path_factory.mktemp("compose"), profile=request.param) as compose:
         yield compose

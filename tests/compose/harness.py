@@ -50,12 +50,13 @@ def free_port() -> int:
 
 
 class Compose:
-    """One project. `files`: compose files besides compose.yaml, by path."""
+    """One project. `files`: compose files besides compose.yaml, by path. `profile`: "" = none."""
 
-    def __init__(self, project: str, files: Iterable[Path | str] = ()) -> None:
+    def __init__(self, project: str, files: Iterable[Path | str] = (), profile: str = "") -> None:
         self.project = project
         self.port = free_port()
         self._files = [part for file in ("compose.yaml", *files) for part in ("-f", str(file))]
+        self._files += ["--profile", profile] if profile else []
 
     @property
     def url(self) -> str:

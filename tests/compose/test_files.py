@@ -28,7 +28,18 @@ def read(name: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("service", SERVICES)
+STORES = ("storage_lmcache", "lmcache", "storage_mooncake", "mooncake_node", "mooncake")  # of the profiles
+
+
+@pytest.mark.parametrize("service", STORES)
+def test_stores_without_authentication_are_on_the_closed_network_only(service: str) -> None:
+    about = read("compose.yaml")
+    assert about["services"][service]["networks"] == ["stack"]
+    assert about["networks"]["stack"]["internal"]
+    assert "ports" not in about["services"][service]
+
+
+@pytest.mark.parametrize("service", [*SERVICES, *STORES])
 def test_a_service_is_checked_limited_restarted_and_not_root(service: str) -> None:
     about = read("compose.yaml")["services"][service]
     assert about["user"] == "1000:1000"
