@@ -315,6 +315,7 @@ def core_settings(config: Config) -> CoreSettings:
         write_policy=cache.write_policy,
         eviction=cache.eviction,
         namespace_share=cache.namespace_share,
+        pin_bytes=cache.pin_bytes,
         load_policy=cache.load_policy,
         load_back_threshold=cache.load_back_threshold,
         prefetch=cache.prefetch,

@@ -76,6 +76,23 @@ def test_pins_hold_at_most_a_quarter_of_the_device_and_only_what_is_there() -> N
     core.nothing_left()
 
 
+def test_pins_hold_at_most_their_bytes_whichever_tier_has_the_pages() -> None:
+    core = cached()
+    core = cached(pin_bytes=9 * core.geometry.page_bytes)
+    core.evict_device(16)
+    for other in OTHERS[:2]:
+        core.compute(other)
+    core.settle()
+    assert pin(core, PROMPT).figures["pages"] == 4  # in host memory
+    assert pin(core, OTHERS[0]).figures["pages"] == 4  # on the device
+    assert "8 pages are pinned, 4 more go beyond 9, cache.pin_bytes" in pin(core, OTHERS[1]).refusal
+    core.compute(PROMPT)
+    assert core.core.admin.pins.pages == 8
+    unpin(core, 1)
+    unpin(core, 2)
+    core.nothing_left()
+
+
 def test_a_request_that_needs_all_of_the_memory_ends_a_pin() -> None:
     core = cached()
     pin(core, PROMPT)

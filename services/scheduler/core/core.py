@@ -144,6 +144,7 @@ class Core:
             self.requests.rows = list(range(min(hello.max_requests for hello in hellos), 0, -1))
         self.requests.max_context = min(hello.max_context for hello in hellos)
         self.admission.max_steps = min(hello.max_steps for hello in hellos)
+        self.admin.pins.page_bytes = sum(hello.geometry.page_bytes for hello in hellos)
         self.requests.take_early()
 
     def group_withdrawn(self) -> None:

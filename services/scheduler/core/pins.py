@@ -12,7 +12,7 @@ from services.scheduler.core.pages import HostPool
 from services.scheduler.core.state import State
 from services.scheduler.core.tree_holds import Lock
 
-PIN_SHARE = 0.25  # of the device pool that pins may hold: three quarters are left for what changes
+PIN_SHARE = 0.25  # of the device pool that pins may hold without a budget: the rest is left for what changes
 MAX_PINS = 1024  # each costs a walk up its path when the status is asked
 
 
@@ -33,6 +33,7 @@ class Pins:
         self._state = state
         self._pins: dict[int, Pin] = {}  # in the order of their making
         self._made = 0
+        self.page_bytes = 0  # of all ranks; 0 = not known yet
 
     @property
     def pages(self) -> int:
@@ -59,17 +60,24 @@ class Pins:
         self._trim()
         page_bytes = self._state.tree.page_bytes
         match = self._state.tree.match_prefix(seed, tokens, len(tokens) // page_bytes)
-        pages, limit = match.device_pages + match.host_pages, int(self._state.device.total * PIN_SHARE)
+        pages, (limit, bound) = match.device_pages + match.host_pages, self._limit()
         if not pages:
             return "no whole page of it is in device or host memory: send it as a prompt first"
         if self.pages + pages > limit:
             text = f"{self.pages} pages are pinned, {pages} more go beyond {limit}"
-            return f"{text}, a quarter of the device pool: unpin some"
+            return f"{text}, {bound}: unpin some"
         if len(self._pins) >= MAX_PINS:
             return f"there are {MAX_PINS} pins; unpin some"
         self._made += 1
         self._pins[self._made] = Pin(self._made, self._state.tree.lock(match.end), pages, self._state.now + ttl_s)
         return self._made, pages
+
+    def _limit(self) -> tuple[int, str]:
+        """Pages that all pins may hold, whichever tiers have them, and by which bound."""
+        budget = self._state.settings.pin_bytes
+        if budget and self.page_bytes:
+            return budget // self.page_bytes, "cache.pin_bytes"
+        return int(self._state.device.total * PIN_SHARE), "a quarter of the device pool"
 
     def remove(self, number: int) -> bool:
         """False when there is no such pin, or none any more."""
