@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from kvtide import cli
+from kvtide.replay.plot import merged
 from services.scheduler.core.settings import Eviction, WritePolicy
 from tests.unit.kvtide.replay.traces import random_paths, write_trace
 
@@ -67,6 +68,11 @@ def test_plot_draws_a_curve_below_the_optimum(tmp_path: Path, capsys: pytest.Cap
     assert curve["rates"].keys() == {"lru"}
     assert all(rate <= best for rate, best in zip(curve["rates"]["lru"], curve["optimum"], strict=True))
     assert max(curve["optimum"]) <= curve["infinite"]
+
+
+def test_plot_names_equal_curves_together() -> None:
+    rates = {"lru": [0.1, 0.2], "fifo": [0.1, 0.3], "priority": [0.1, 0.2]}
+    assert merged(rates) == [(["lru", "priority"], [0.1, 0.2]), (["fifo"], [0.1, 0.3])]
 
 
 def test_plot_without_matplotlib_says_what_to_install(
