@@ -153,7 +153,8 @@ class RadixTree(TreeHolds):
     def _common_pages(self, key: bytes, tokens: bytes) -> int:
         size = min(len(key), len(tokens)) // TOKEN_BYTES
         differ = np.frombuffer(key, np.int32, size) != np.frombuffer(tokens, np.int32, size)
-        common = int(differ.argmax()) if differ.any() else size
+        first = differ.tobytes().find(1)
+        common = size if first < 0 else first
         return common * TOKEN_BYTES // self.page_bytes
 
     def _split(self, node: Node, pages: int) -> Node:
@@ -164,9 +165,9 @@ class RadixTree(TreeHolds):
         upper = Node(node.key[:cut], pages, node.parent, node.created)
         for name in ("lock_ref", "hit_count", "last_access", "priority", "writing", "loading", "shed", "unwritable"):
             setattr(upper, name, getattr(node, name))
-        node.parent.children[node.key[: self.page_bytes]] = upper
+        node.parent.children[self.first_page(node.key)] = upper
         node.key, node.pages, node.parent = node.key[cut:], node.pages - pages, upper
-        upper.children[node.key[: self.page_bytes]] = node
+        upper.children[self.first_page(node.key)] = node
         if node.value is not None:
             upper.value, node.value = node.value[:pages], node.value[pages:]
             upper.valued_children = 1
@@ -206,7 +207,7 @@ class RadixTree(TreeHolds):
             self.device_leaves.discard(node)
             self.device_leaves.offer(node)
             return Detached(value[keep:], [])
-        del parent.children[node.key[: self.page_bytes]]
+        del parent.children[self.first_page(node.key)]
         node.value, node.detached = None, True
         self.device_leaves.discard(node)
         parent.valued_children -= 1

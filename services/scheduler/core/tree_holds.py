@@ -192,7 +192,7 @@ class TreeHolds:
         parent = node.parent
         if parent is None or node.detached:
             raise IntegrityError("only a node in the tree can be removed")
-        del parent.children[node.key[: self.page_bytes]]
+        del parent.children[self.first_page(node.key)]
         device: list[Pages] = []
         host: list[HostSpan] = []
         parts = list(self.subtree(node)) if node.children else [node]
@@ -217,19 +217,23 @@ class TreeHolds:
 
     # --- shape ----------------------------------------------------------------------------------------------------
 
+    def first_page(self, key: bytes) -> bytes:
+        """What a child is known by; the key itself if it is one page, so that its bytes aren't kept twice."""
+        return key if len(key) == self.page_bytes else key[: self.page_bytes]
+
     def unlink(self, child: Node) -> None:
         """Take a node out of its parent's children; `link` must follow."""
         parent = child.parent
         if parent is None:
             raise IntegrityError("a root can't be unlinked")
-        del parent.children[child.key[: self.page_bytes]]
+        del parent.children[self.first_page(child.key)]
         parent.valued_children -= child.value is not None
         parent.backed_children -= child.host is not None
 
     def link(self, parent: Node, child: Node) -> None:
         """Put a node, with its subtree, below `parent`."""
         child.parent = parent
-        parent.children[child.key[: self.page_bytes]] = child
+        parent.children[self.first_page(child.key)] = child
         parent.valued_children += child.value is not None
         parent.backed_children += child.host is not None
         if parent.is_root:
@@ -239,7 +243,7 @@ class TreeHolds:
         """A new node without pages; the caller gives it some at once."""
         node = Node(key, len(key) // self.page_bytes, parent, self.clock)
         node.priority = priority
-        parent.children[key[: self.page_bytes]] = node
+        parent.children[self.first_page(key)] = node
         if parent.is_root:
             self.roots[parent.seed] = parent
         return node
