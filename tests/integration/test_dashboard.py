@@ -91,6 +91,10 @@ class Browser:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         await self._cdp("Emulation.setDeviceMetricsOverride", **metrics)
 
+    async def picture(self) -> str:
+        """What is seen, as a PNG in base64."""
+        return str((await self._http.get("screenshot")).json()["value"])
+
     async def console(self) -> list[str]:
         """What the page has complained about: errors of its scripts, refused or failed loads."""
         found = (await self._http.post("se/log", json={"type": "browser"})).json()["value"]

@@ -194,6 +194,7 @@ def lines_about(stack: Stack, service: str, request_id: str) -> list[str]:
     return [line for file in logs for line in file.read_text().splitlines() if request_id in line]
 
 
+@pytest.mark.timeout(300)  # six long answers: beside other work they take minutes
 async def test_guided_requests_survive_retraction(http: httpx.AsyncClient, stack: Stack) -> None:
     """A retracted request comes back with prompt and output in one: penalties and grammars must see the same tokens."""
     texts = [prompt(number) for number in range(CROWD)]
