@@ -27,7 +27,7 @@ from tests.unit.gateway.harness import write_model
 
 CHECKED = {"sh", "toml", "json", "python"}  # languages that a test here or elsewhere reads
 PLAIN = "text"  # pictures and output
-OTHERS = {"pip", "python", "guidellm", "curl"}  # programs beside ours; curl's are checked by what they send
+OTHERS = {"pip", "python", "guidellm", "schemathesis", "curl"}  # beside ours; curl's are checked by what they send
 FILES = {"py", "toml", "safetensors"}  # endings of file names
 KEYS = {section: set(type(getattr(Config(), section)).__struct_fields__) for section in Config.__struct_fields__}
 
