@@ -267,8 +267,9 @@ class SimStorage(Process):
 
     def _prefetch(self, segment: Segment, message: PrefetchPages) -> None:
         pages = unpack(message.pages).tolist()
+        began = self.world.clock.now
         transfer = self._transfer(message.op_id)
-        began, corrupt = self.world.clock.now, 0
+        corrupt = 0
         if any(page in segment.names for page in pages):
             self.world.fail(f"prefetch {message.op_id} into pages that have names")
 

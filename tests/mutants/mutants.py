@@ -174,8 +174,8 @@ MUTANTS = [
     _one(
         "a superseded scheduler goes on",
         f"{CORE}/core.py",
-        "        self.superseded = True\n",
-        "        pass\n",
+        "        self.superseded = True ",
+        "        pass ",
     ),
     # --- beyond the list
     _one(
