@@ -1,10 +1,13 @@
 """The set of evictable leaves, kept in order of eviction (TREE-08).
 
 An entry is pushed when a node becomes a candidate and checked again when it is popped, so that an access costs
-nothing here. A node has at most one valid entry: the one that it carries.
+nothing here. A node has at most one valid entry: the one that it carries. Entries that come in order, as nearly all
+of LRU's do, wait in a queue and the others in a heap: sifting through a heap of a tree's every leaf misses the cache
+at each level.
 """
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -43,6 +46,7 @@ class LeafHeap(Generic[Leaf]):
         self._slot = slot
         self._order = order
         self._evictable = evictable
+        self._queue: deque[Entry] = deque()  # in order
         self._heap: list[Entry] = []
         self._number = 0
         self._stale = 0
@@ -61,7 +65,10 @@ class LeafHeap(Generic[Leaf]):
         self._number += 1
         entry = Entry(key, self._number, node)
         setattr(node, self._slot, entry)
-        heapq.heappush(self._heap, entry)
+        if not self._queue or self._queue[-1] < entry:
+            self._queue.append(entry)
+        else:
+            heapq.heappush(self._heap, entry)
 
     def discard(self, node: Leaf) -> None:
         """Forget the node's entry."""
@@ -69,15 +76,14 @@ class LeafHeap(Generic[Leaf]):
             return
         setattr(node, self._slot, None)
         self._stale += 1
-        if self._stale > max(MIN_STALE, len(self._heap) // 2):
-            self._heap = [entry for entry in self._heap if getattr(entry.node, self._slot) is entry]
-            heapq.heapify(self._heap)
+        if self._stale > max(MIN_STALE, (len(self._queue) + len(self._heap)) // 2):
+            self._queue = deque(sorted(self._valid()))
+            self._heap = []
             self._stale = 0
 
     def pop(self) -> Leaf | None:
         """The next node to evict, or None. It is no candidate any more until it is offered again."""
-        while self._heap:
-            entry = heapq.heappop(self._heap)
+        while (entry := self._take_first()) is not None:
             node: Leaf = entry.node
             if getattr(node, self._slot) is not entry:
                 self._stale -= 1
@@ -91,6 +97,11 @@ class LeafHeap(Generic[Leaf]):
             return node
         return None
 
+    def _take_first(self) -> Entry | None:
+        if self._queue and (not self._heap or self._queue[0] < self._heap[0]):
+            return self._queue.popleft()
+        return heapq.heappop(self._heap) if self._heap else None
+
     def park(self, node: Leaf) -> None:
         """Set a popped node aside until `unpark`: a copy reads its pages."""
         self._parked.append(node)
@@ -103,4 +114,7 @@ class LeafHeap(Generic[Leaf]):
 
     def nodes(self) -> list[Leaf]:
         """Nodes with a valid entry and parked ones, in no order; for `check_integrity`."""
-        return [entry.node for entry in self._heap if getattr(entry.node, self._slot) is entry] + self._parked
+        return [entry.node for entry in self._valid()] + self._parked
+
+    def _valid(self) -> list[Entry]:
+        return [entry for entry in [*self._queue, *self._heap] if getattr(entry.node, self._slot) is entry]
