@@ -117,6 +117,17 @@ def test_a_drained_storage_gives_its_pages_up_and_gets_no_new_ones_until_it_is_u
     core.nothing_left()
 
 
+def test_a_storage_that_comes_again_after_a_drain_takes_pages() -> None:
+    core = Harness()
+    administer(core, "drain", "storage-0")
+    core.restart_storage()
+    core.settle()
+    core.compute(PROMPT)
+    core.settle()
+    assert core.pool.cached == 4
+    core.nothing_left()
+
+
 def test_a_page_that_is_read_leaves_a_drained_storage_when_the_copy_has_ended() -> None:
     core = Harness()
     core.compute(PROMPT)
