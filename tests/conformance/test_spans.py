@@ -1,10 +1,12 @@
 """Several storages: where a node's host copy goes, whom a lookup asks, what a storage's end costs."""
 
 import msgspec
+import pytest
 
 from services.scheduler.core.events import DeadlineReached, PeerKey, PeerUp
 from services.scheduler.core.settings import SLOW_START_S
 from shared.messages.common import HelloWanted, OperationFailed
+from shared.messages.gateway import Administer, Administered
 from shared.messages.storage import BackendInfo, FindPages, Found, Holder, OpenSegment, PrefetchPages, SegmentOpened
 from shared.messages.worker import DropSegment, LoadPages, MapSegment, SegmentMapped, WritePages
 from shared.packed import pack, unpack
@@ -80,6 +82,26 @@ def test_spans_a_chain_over_two_storages_is_loaded_by_one_command_each() -> None
     core.submit([*prompt, 9])
     assert [load.storage_id for load in core.pending(LoadPages)] == ["storage-0", "storage-1"]
     core.settle()
+    core.nothing_left()
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_spans_a_drained_storage_doesn_t_wait_for_what_follows_its_pages_elsewhere(on_device: bool) -> None:
+    core = Two(host=5, second=4, prefetch=False, backend=False)
+    core.now += 2 * SLOW_START_S
+    prompt = [*range(1, 7), 50, 51, 52, 53, 54, 55]
+    core.compute(A[:7])
+    core.compute([*prompt, 9])
+    assert core.where(prompt) == ["storage-0", "storage-1"]
+    if not on_device:
+        core.evict_device(12)
+    core.answer(core.gateway, Administer(1, "drain", "storage-0"))
+    core.take(Administered)
+    core.settle()
+    pools = {pool.storage_id: pool for pool in core.core.host.pools.values()}
+    assert (pools["storage-0"].cached, pools["storage-0"].available) == (0, 5)
+    assert core.where(prompt) == (["storage-1"] if on_device else [])
+    core.compute([*prompt, 9])
     core.nothing_left()
 
 

@@ -63,7 +63,7 @@ class Admin:
         """Take what can go out of pools that are drained; copies of L3 stay."""
         for pool in self._host.pools.values():
             if pool.draining and pool.usable:
-                self._host.evict_host(pool, pool.total, DRAINED)
+                self._host.empty(pool, DRAINED)
 
     def _pin(self, asker: PeerKey, wish: Administer) -> None:
         names = wish.namespace

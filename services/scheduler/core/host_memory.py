@@ -86,6 +86,19 @@ class HostMemory:
             self._evict(node, cause)
         return True
 
+    def empty(self, pool: HostPool, cause: Fate) -> None:
+        """Release all that can go of a pool, with what follows it in other pools, unless the device has it, too: else
+        the pool would wait for as long as anybody uses that."""
+        if self.evict_host(pool, pool.total, cause) or not pool.cached:
+            return
+        to_l3 = self._state.settings.write_policy == "write_back"
+        for node in list(self._state.tree.nodes()):
+            span = node.host
+            if span is None or span.pool is not pool or node.detached or pool.pins[span.pages].any():
+                continue
+            if (node.value is not None or not node.lock_ref) and not (to_l3 and self.archiver.wants(node)):
+                self._evict(node, cause)
+
     def _evict(self, node: Node, cause: Fate) -> None:
         self._state.counters["host_evicted_pages"] += node.pages
         if node.host is not None:
