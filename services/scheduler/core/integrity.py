@@ -122,12 +122,22 @@ def _check_holdings(core: "Core") -> None:
     """What namespaces hold is what the tree has of them."""
     if core.state.holdings is None:
         return
-    device, host = Counter[bytes](), Counter[bytes]()
+    device: dict[bytes, int] = {}
+    host: dict[bytes, int] = {}
     for seed, root in core.state.tree.roots.items():
-        for node in core.state.tree.subtree(root):
-            device[seed] += node.pages if node.value is not None else 0
-            host[seed] += node.pages if node.host is not None else 0
-    if core.state.holdings.pages != {GPU: device, CPU: host}:
+        on_device = in_host = 0
+        stack = [root]
+        while stack:
+            node = stack.pop()
+            on_device += node.pages if node.value is not None else 0
+            in_host += node.pages if node.host is not None else 0
+            stack.extend(node.children.values())
+        if on_device:
+            device[seed] = on_device
+        if in_host:
+            host[seed] = in_host
+    counted = core.state.holdings.pages
+    if (dict(counted[GPU]), dict(counted[CPU])) != (device, host):
         raise IntegrityError("the pages of a namespace are counted wrongly")
 
 
@@ -150,7 +160,7 @@ def _walk(tree: RadixTree, locks: dict[Node, int]) -> tuple[list[Claim], dict[Ho
             for child in node.children.values():
                 valued += child.value is not None
                 backed += child.host is not None
-            stack.extend(node.children.values())
+                stack.append(child)
         if valued != node.valued_children or backed != node.backed_children:
             raise IntegrityError(f"{_name(node)} counts its children wrongly")
         if value is not None:

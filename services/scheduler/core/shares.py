@@ -99,8 +99,10 @@ class SharedLeaves(LeafHeap[Node]):
 
     def nodes(self) -> list[Node]:
         """See LeafHeap: nodes with both entries."""
-        own = {node for leaves in self._own.values() for node in leaves.nodes()}
-        return [*super().nodes(), *(node for node in self._all.nodes() if node in own)]
+        own: set[Node] = set()
+        for leaves in self._own.values():
+            own.update(leaves.nodes())
+        return [*self._parked, *own.intersection(self._all.nodes())]
 
     def _discard_own(self, node: Node) -> None:
         own = self._own.get(namespace(node))
