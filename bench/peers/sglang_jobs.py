@@ -1,9 +1,10 @@
 """Runs SGLang's side of `kvtide bench core`: sglang_jobs.py WHEEL PROMPTS
 
 PROMPTS is a folder with one .npz per workload: `tokens` (int64, all prompts joined) and `lengths`. A job is a line of
-JSON on stdin, ["function", workload, {arguments}]; the answer is a line with its seconds.
+JSON on stdin, ["function", workload, {arguments}]; the answer is a line with what it returns: its seconds first.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import sglang_imports
+
+MODULES = {"s14": "sglang_tiers", "s23": "sglang_trees"}  # that have the jobs, by the name of the wheel's folder
 
 
 def prompts(file: Path) -> list[Any]:
@@ -30,7 +33,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     wheel, folder = sys.argv[1:]
     sglang_imports.prepare(wheel)
-    import sglang_trees
+    jobs = importlib.import_module(MODULES[Path(wheel).name])
     import torch
 
     torch.set_num_threads(1)
@@ -40,8 +43,8 @@ def main() -> None:
         function, workload, arguments = json.loads(line)
         if workload not in known:
             known[workload] = prompts(Path(folder) / f"{workload}.npz")
-        seconds = getattr(sglang_trees, function)(known[workload], **arguments)
-        print(json.dumps(seconds), file=answers, flush=True)
+        answer = getattr(jobs, function)(known[workload], **arguments)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 main()

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from kvtide.bench.core import trees, workloads
+from kvtide.bench.core import tiers, trees, workloads
 from kvtide.bench.core.peer import Peer
 from kvtide.bench.core.workloads import Prompt
 from kvtide.bench.rows import Row, at_most, compared, plain, report
 from kvtide.private_folder import private_folder
 from kvtide.progress import console, reporter
+from services.scheduler.core.settings import WritePolicy
 
 ROUNDS = 5
 POOLS = (2_097_152, 262_144)  # tokens: the first one never evicts
@@ -28,6 +29,10 @@ LONG_PROMPT = 131_072  # tokens
 LONG_GOAL = 1 / 0.6  # at most 0.6 of the peer's time
 MEMORY_TIMEOUT_S = 120.0  # it takes 2 s
 PEER = "SGLang 0.5.23, compiled core"
+TIERED_PEER = "SGLang 0.5.14, HiRadixCache"
+POLICIES: tuple[WritePolicy, ...] = ("write_through", "write_through_selective", "write_back")
+TIERS = {"page_size": 64, "device_tokens": 131_072, "host_tokens": 393_216}
+TIERED_GOAL = 10.0  # times the peer's requests
 
 Say = Callable[[str], None]
 
@@ -53,6 +58,9 @@ def measure(folder: Path, scratch: Path, say: Say) -> list[Row]:
     say(f"starting {PEER}")
     with Peer(folder, "s23", scratch) as peer:
         rows = [*_requests(peer, made, say), *_evictions(peer, made["leaves"], say), _long_match(peer, made["long"])]
+    say(f"starting {TIERED_PEER}")
+    with Peer(folder, "s14", scratch) as peer:
+        rows += _tiered(peer, made, say)
     say("memory of a million tokens")
     return [*rows, _memory()]
 
@@ -86,6 +94,21 @@ def _long_match(peer: Peer, prompts: list[Prompt]) -> Row:
     ours, theirs = _best(peer, "long_match", "long", prompts, {"page_size": 64})
     what = f"match a cached prompt of {LONG_PROMPT:,} tokens, page 64"
     return compared(what, "matches/s", PEER, [1 / ours], [1 / theirs], LONG_GOAL)
+
+
+def _tiered(peer: Peer, made: dict[str, list[Prompt]], say: Say) -> Iterator[Row]:
+    for policy in POLICIES:
+        for name in ("A", "B"):
+            say(f"whole tiered core, write policy {policy}, workload {name}")
+            ours, theirs = [], []
+            for _ in range(ROUNDS):
+                ours.append(tiers.tiered_requests(made[name], policy, **TIERS))
+                theirs.append(tiers.Tiered(*peer.ask("tiered_requests", name, policy=policy, **TIERS)))
+            tokens = sum(map(len, made[name]))
+            hits = f"{ours[0].hits(tokens)}, the peer's {theirs[0].hits(tokens)}"
+            what = f"whole tiered core, write policy {policy}, workload {name} (hits: {hits})"
+            rate, peer_rate = (len(made[name]) / min(each.seconds for each in side) for side in (ours, theirs))
+            yield compared(what, "requests/s", TIERED_PEER, [rate], [peer_rate], TIERED_GOAL)
 
 
 def _memory() -> Row:

@@ -1,4 +1,4 @@
-"""A peer's process: it runs one job at a time and answers with its seconds."""
+"""A peer's process: it runs one job at a time and answers with what it returns, its seconds as a rule."""
 
 import json
 import select
@@ -44,12 +44,16 @@ class Peer:
 
     def seconds(self, function: str, workload: str, **arguments: Any) -> float:
         """What a job took. Raises PeerError when the process ended or is silent."""
+        return float(self.ask(function, workload, **arguments))
+
+    def ask(self, function: str, workload: str, **arguments: Any) -> Any:
+        """What a job returns. Raises PeerError when the process ended or is silent."""
         assert self._process.stdin is not None
         try:
             print(json.dumps([function, workload, arguments]), file=self._process.stdin, flush=True)
         except BrokenPipeError:
             raise PeerError(f"{self._name} has ended before {function} {arguments}; run {self._jobs} by hand") from None
-        return float(self._answer(JOB_TIMEOUT_S))
+        return self._answer(JOB_TIMEOUT_S)
 
     def _answer(self, timeout_s: float) -> Any:
         assert self._process.stdout is not None
