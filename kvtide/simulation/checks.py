@@ -87,7 +87,7 @@ def check_progress(world: "World", core: "Core") -> None:
 
 
 def check_device_use(worker: "SimWorker", pages: Iterable[int]) -> None:
-    """A step or copy touches device pages now: none may be free, whoever has given it up (design: Fence)."""
+    """A step or copy touches device pages now: none may be free, whoever has given it up."""
     core = worker.world.shell.core
     known = core.peers.workers.get(worker.rank)
     if known is not None and known.key == worker.key and not core.state.device.dead:
@@ -140,7 +140,7 @@ def _check_names(world: "World", storage: "SimStorage") -> None:
 
 
 def check_names(world: "World") -> None:
-    """No page is free that has a name: its release is awaited (design: Names)."""
+    """No page is free that has a name: its release is awaited (docs/protocol.md: The life of a page, in messages)."""
     for pool in world.shell.core.host.pools.values():
         segment = world.segments.get((pool.storage_id, pool.segment_epoch))
         named = segment.names.keys() & set(pool.free_pages().tolist()) if segment is not None else None

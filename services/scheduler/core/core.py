@@ -1,4 +1,4 @@
-"""The front of the core: events in, commands out (design: The core).
+"""The front of the core: events in, commands out (docs/architecture.md).
 
 handle(event, now) -> commands      next_deadline() -> when to call with DeadlineReached
 """

@@ -30,7 +30,7 @@ class HostMemory:
 
     def pool_for(self, count: int, parent: HostPool | None, backend_id: str | None = None) -> HostPool | None:
         """The pool for `count` new pages: the parent's if it has room, else the one with most room; when none has
-        room, the one to evict in: the parent's (design: Spans). With `backend_id`: among those with this L3."""
+        room, the one to evict in: the parent's. With `backend_id`: among those with this L3."""
         usable = [
             pool
             for pool in self.pools.values()
@@ -123,7 +123,7 @@ class HostMemory:
         self.release([HostSpan(pool, np.array(taken, np.int32))])
 
     def orphan(self, pool: HostPool, named: list[tuple[int, bytes]]) -> None:
-        """A new pool's pages that have a name already: an earlier scheduler's (design: Adoption)."""
+        """A new pool's pages that have a name already: an earlier scheduler's (docs/architecture.md: Restarts)."""
         pool.take(np.array([page for page, _ in named], np.int32))
         doubled = [page for page, digest in named if pool.orphans.setdefault(digest, page) != page]
         self._state.counters["orphaned_pages"] += len(pool.orphans)

@@ -2,7 +2,7 @@
 
 An operation *fails* (its purpose is given up) at once when a peer is lost or stays silent; it *settles* (what it
 holds is free again) only when every process that got the command has acked, fenced or exited. Between the two it is
-in doubt, and its pages are quarantined (design: Fence).
+in doubt, and its pages are quarantined (docs/architecture.md: Failing and settling).
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""Who is there, who must fence, and whose memory is gone (design: Fence, Segments)."""
+"""Who is there, who must fence, and whose memory is gone (docs/architecture.md: Restarts)."""
 
 from collections import deque
 
@@ -244,7 +244,7 @@ class Peers:
             self._state.operations.start(Control(on_done=released), message, [storage.key])
 
     def _list_next(self, storage: StoragePeer, segment: SegmentInfo) -> None:
-        """Ask which pages an earlier scheduler has left with a name, part by part (design: Adoption)."""
+        """Ask which pages an earlier scheduler has left with a name, part by part (docs/architecture.md: Restarts)."""
         end = segment.first_page + segment.page_count
         first = max(storage.listed_to, segment.first_page)
 

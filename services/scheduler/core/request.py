@@ -18,7 +18,7 @@ MAX_NOTES = 8  # about lookups: three lookups, each with its prefetch, and two i
 
 
 class RequestState(Enum):
-    """Where a request stands (design: The life of a request)."""
+    """Where a request stands (docs/architecture.md: A request)."""
 
     QUEUED = "queued"
     LOOKUP = "lookup"

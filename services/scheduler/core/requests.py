@@ -1,4 +1,4 @@
-"""Requests from Submit to their end (design: The life of a request)."""
+"""Requests from Submit to their end (docs/architecture.md: A request)."""
 
 from services.scheduler.core.device_memory import DeviceMemory
 from services.scheduler.core.events import PeerKey
