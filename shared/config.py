@@ -73,7 +73,7 @@ class Cache(_Section):
     )
     eviction: Eviction = "lru"  # what leaves device and host first
     namespace_share: Share = 1.0  # of device and host that a namespace (tenant) keeps while others need room
-    pin_bytes: Count = 0  # bytes of pages that pins hold, in all tiers together; 0 = a quarter of the device pool
+    pin_bytes: Count = 0  # bytes of pages that pins hold, on device and host together; 0 = a quarter of the device pool
     load_policy: Literal["threshold", "auto"] = (
         "threshold"  # load what host or L3 have by its length alone, or only if measured to be faster than computing it
     )

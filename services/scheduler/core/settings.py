@@ -39,7 +39,7 @@ class CoreSettings(NamedTuple):
     write_policy: WritePolicy = "write_through"
     eviction: Eviction = "lru"
     namespace_share: float = 1.0  # of each tier that a namespace keeps while others need room
-    pin_bytes: int = 0  # that pins hold in all tiers together; 0 = a quarter of the device pool
+    pin_bytes: int = 0  # that pins hold on device and host together; 0 = a quarter of the device pool
     load_policy: LoadPolicy = "threshold"
     load_back_threshold: int = 10  # tokens
     prefetch: bool = True
