@@ -23,7 +23,7 @@ from services.storage.sealed import CALL_BYTES
 from shared.errors import StorageError
 
 ADDRESS = "127.0.0.1:50151"  # of the master
-PIP = "pip install --no-deps -r requirements-mooncake.txt"
+INSTALL = "pip install --no-deps -r requirements-mooncake.txt; apt-get install libcurl4 libibverbs1"
 OURS = "^[0-9a-f]{64}-[0-9a-f]{64}$"  # every key of `key_of`
 PROBE = "kvtide"  # a key that isn't there
 BUFFER_BYTES = 16 * 2**20  # of Mooncake's own, for calls that aren't used here; its default
@@ -72,7 +72,7 @@ class MooncakeStore(KeyValueStore):
         try:
             self._client: Any = importlib.import_module("mooncake.store").MooncakeDistributedStore()
         except ImportError as error:
-            raise StorageError(f"storage.backend is mooncake and {error}; {PIP} (it needs libibverbs1)") from None
+            raise StorageError(f"storage.backend is mooncake and {error}; {INSTALL}") from None
         self._hostname = hostname
         self._setup = ("P2PHANDSHAKE", segment_bytes, BUFFER_BYTES, protocol, rdma_devices, address)
         self._address = address

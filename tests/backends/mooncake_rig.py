@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from services.storage.breaker import BreakerBackend
+from services.storage.mooncake_store import INSTALL
 from tests.backends.rigs import Rig
 from tests.backends.servers import Server, free_port
 
@@ -63,13 +64,13 @@ class Cluster:
         self.node = Server([sys.executable, "-c", NODE, self.address, str(node_bytes)], 0, folder, dict(os.environ))
 
     def start(self) -> None:
-        """Bring both up."""
-        self.master.start()
+        """Bring both up. Raises RuntimeError with their last words and the remedy for a library that is missing."""
         try:
+            self.master.start()
             self.node.start_and_wait_for("node ready")
-        except RuntimeError:
+        except RuntimeError as error:
             self.master.kill()
-            raise
+            raise RuntimeError(f"{error}\nDoes it lack a library? {INSTALL}") from None
 
     def kill(self) -> None:
         """kill -9 both."""

@@ -16,7 +16,7 @@ from kvtide.demo.plan import documents
 from kvtide.stack import Stack, is_idle
 from services.storage.test_hooks import READ
 from tests.faults.matrix.requests import Asked
-from tests.integration.harness import PROMPT_CHARS, READY_TIMEOUT_S, settle
+from tests.integration.harness import PROMPT_CHARS, settle
 
 HOLD_S = 1.5  # a fault comes within 0.1 s
 RECOVERY_S = 60.0  # from a fault's end until nothing is left of it; the promise is 30 s on an idle machine
@@ -55,9 +55,9 @@ class Stage:
         self._stored = [self.fresh() for _ in range(STORED)]
         for text in self._stored:
             await self._prepare(text)
+        before = epochs(await self.stack.status())["storage-0"]
         self.stack.kill("storage-0", 9)
-        await asyncio.sleep(1.0)  # until the stack has noticed
-        await self.stack.wait_ready(READY_TIMEOUT_S)
+        await rest(self.stack, time.monotonic() + RECOVERY_S, lambda now: now["storage-0"] != before)
         await self._evict()
 
     def stored(self) -> str:
