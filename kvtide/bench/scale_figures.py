@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvtide.bench.scale_load import Asked
-from kvtide.replay.plot import DOTS_PER_INCH, SIZE_INCHES, need_matplotlib
-from shared.errors import TraceError
+from kvtide.replay.plot import DOTS_PER_INCH, SIZE_INCHES, need_matplotlib, save
 
 WINDOW_S = 20.0  # of a hit rate: about a hundred requests on two cores
 STEP_S = 2.0  # between two windows
@@ -91,9 +90,4 @@ def plot(
         axes.legend(loc="lower left")
     for change in changes:
         above.annotate(change.what, (change.at_s - begun_s, 0.97), xytext=(4, 0), textcoords="offset points", va="top")
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:  # ValueError: an ending that no format has
-        raise TraceError(f"{path} can't be written: {error}") from error
-    finally:
-        pyplot.close(figure)
+    save(pyplot, figure, path)

@@ -48,6 +48,11 @@ def plot(trace: Trace, curve: Curve, path: Path) -> None:
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left", framealpha=0.6)
+    save(pyplot, figure, path)
+
+
+def save(pyplot: Any, figure: Any, path: Path) -> None:
+    """Write a picture and forget it. Raises TraceError when the file can't be written."""
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:  # ValueError: an ending that no format has

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kvtide.child import StackError
-from kvtide.status import ANSWER_TIMEOUT_S, Guest
+from kvtide.guest import ANSWER_TIMEOUT_S, Guest
 from shared.errors import ProtocolError, TraceError
 from shared.messages.gateway import Recorded, RecordWanted
 
