@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from kvtide.simulation.content import Slot, of_rank, root, walk
+from kvtide.simulation.content import PageContent, root
 from services.scheduler.core.operations import Step
 from services.scheduler.core.status import ready
-from shared.packed import pack, unpack
+from shared.packed import pack
 
 if TYPE_CHECKING:
     from kvtide.simulation.process import Process
@@ -102,9 +102,9 @@ def check_host_use(world: "World", segment: "Segment", pages: Iterable[int]) -> 
 
 
 def _check_use(world: "World", name: str, pool: "PagePool", pages: Iterable[int]) -> None:
-    free = set(pool.free_pages().tolist()).intersection(pages)
-    if free and world.shell.alive:
-        world.fail(f"{name} pages {sorted(free)} are free, and still written or read")
+    used, free = set(pages), pool.free_pages().tolist()
+    if not used.isdisjoint(free) and world.shell.alive:
+        world.fail(f"{name} pages {sorted(used.intersection(free))} are free, and still written or read")
 
 
 def _check_hits(world: "World") -> None:
@@ -143,9 +143,9 @@ def check_names(world: "World") -> None:
     """No page is free that has a name: its release is awaited (docs/protocol.md: The life of a page, in messages)."""
     for pool in world.shell.core.host.pools.values():
         segment = world.segments.get((pool.storage_id, pool.segment_epoch))
-        named = segment.names.keys() & set(pool.free_pages().tolist()) if segment is not None else None
-        if named and world.shell.alive:
-            world.fail(f"host pages {sorted(named)} are free, and have a name")
+        free = pool.free_pages().tolist()
+        if segment is not None and not segment.names.keys().isdisjoint(free) and world.shell.alive:
+            world.fail(f"host pages {sorted(segment.names.keys() & set(free))} are free, and have a name")
 
 
 def check_contents(world: "World") -> None:
@@ -166,24 +166,22 @@ def check_contents(world: "World") -> None:
 
 
 def _check_rank(world: "World", rank: int, on_device: bool, doubtful: set[int]) -> None:
-    tree, device, size = world.shell.core.state.tree, world.workers[rank].device, world.plan.settings.page_size
+    tree, device = world.shell.core.state.tree, world.workers[rank].device
     for seed, top in tree.roots.items():
         stack: list[tuple[Node, int]] = [(child, root(seed)) for child in top.children.values()]
         while stack:
             node, start = stack.pop()
-            slots = walk(start, unpack(node.key).tolist())
-            own = of_rank(slots, rank)
-            pages = [tuple(own[at : at + size]) for at in range(0, len(own), size)]
+            pages, end = world.wanted(start, node.key, rank)
             if on_device and node.value is not None and node.loading is None:
                 for page, wanted in zip(node.value.tolist(), pages, strict=True):
                     if device.read(page) != wanted and page not in doubtful:
                         world.fail(f"device page {page} of the tree holds something else on rank {rank}")
             if node.host is not None:
                 _check_host(world, node, pages, rank)
-            stack += [(child, slots[-1].after) for child in node.children.values()]
+            stack += [(child, end) for child in node.children.values()]
 
 
-def _check_host(world: "World", node: "Node", pages: list[tuple[Slot, ...]], rank: int) -> None:
+def _check_host(world: "World", node: "Node", pages: list[PageContent], rank: int) -> None:
     assert node.host is not None
     segment = world.segments.get((node.host.pool.storage_id, node.host.pool.segment_epoch))
     if segment is None:

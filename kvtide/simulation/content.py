@@ -7,21 +7,14 @@ comes out wrong. Python's hash of a tuple of ints is the same in every process.
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 VOCABULARY = 48  # small, so that stop tokens do occur
 RANK_MARK = 0x5BD1E995
 WRONG = 1  # mixed into a hash that a wrong page has spoilt
 
 
-class Slot(NamedTuple):
-    """The key and value of one token."""
-
-    before: int
-    after: int
-
-
-EMPTY = Slot(-1, -1)
+Slot = tuple[int, int]  # the key and value of one token: hash before it, hash after it
+EMPTY: Slot = (-1, -1)
 PageContent = tuple[Slot, ...]  # one slot for each token
 
 
@@ -45,7 +38,7 @@ def walk(start: int, tokens: Iterable[int]) -> list[Slot]:
     slots = []
     for token in tokens:
         after = follow(start, token)
-        slots.append(Slot(start, after))
+        slots.append((start, after))
         start = after
     return slots
 
@@ -53,7 +46,7 @@ def walk(start: int, tokens: Iterable[int]) -> list[Slot]:
 def of_rank(slots: list[Slot], rank: int) -> list[Slot]:
     """What a TP rank keeps of them: its own heads, which are no other rank's."""
     mark = rank * RANK_MARK
-    return [Slot(before ^ mark, after ^ mark) for before, after in slots] if rank else slots
+    return [(before ^ mark, after ^ mark) for before, after in slots] if rank else slots
 
 
 def attend(start: int, slots: Iterable[Slot], rank: int = 0) -> int:
@@ -71,4 +64,4 @@ def spoil(page: PageContent) -> PageContent:
 
 def checksum(pages: Sequence[PageContent]) -> bytes:
     """uint32 for each page (the simulated geometry has one unit)."""
-    return b"".join(struct.pack("<I", hash(page) & 0xFFFFFFFF) for page in pages)
+    return b"".join([struct.pack("<I", hash(page) & 0xFFFFFFFF) for page in pages])

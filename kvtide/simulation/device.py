@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from kvtide.simulation.content import EMPTY, PageContent, Slot, attend, next_token, of_rank, walk
 from shared.messages.worker import Sampled, StepItem
-from shared.packed import unpack
+from shared.packed import unpack_list
 
 if TYPE_CHECKING:
     from kvtide.simulation.world import World
@@ -33,7 +33,7 @@ class Device:
 
     def touched(self, item: StepItem) -> set[int]:
         """Pages that the item's tokens may be written to."""
-        return {*unpack(item.pages).tolist(), *self._table.get(item.row, [])[-1:]}
+        return {*unpack_list(item.pages), *self._table.get(item.row, [])[-1:]}
 
     def pages_of(self, item: StepItem) -> list[int]:
         """Pages that hold the row up to the item's last token."""
@@ -54,7 +54,7 @@ class Device:
             self._world.seen["step_overtook"] += 1
             return False
         row = self._table.setdefault(item.row, [])
-        row[item.first_page :] = unpack(item.pages).tolist()
+        row[item.first_page :] = unpack_list(item.pages)
         needed = -(-(item.start + count_tokens(item)) // self._size)
         if len(row) < needed or any(not 1 <= page < plan.device_pages for page in row):
             self._world.fail(f"row {item.row} has pages {row} for {item.start + count_tokens(item)} tokens")
@@ -62,12 +62,14 @@ class Device:
 
     def forward(self, item: StepItem, root: int) -> list[Sampled]:
         """Read the whole prefix, compute the item's tokens, sample if it says so."""
-        after = attend(root, [self._slots[self._slot(item.row, at)] for at in range(item.start)], self._rank)
-        tokens = unpack(item.tokens).tolist() or [self._last[item.row]]
+        row, size = self._table[item.row], self._size
+        prefix = [self._slots[row[at // size] * size + at % size] for at in range(item.start)]
+        after = attend(root, prefix, self._rank)
+        tokens = unpack_list(item.tokens) or [self._last[item.row]]
         slots = walk(after, tokens)
-        after = slots[-1].after
+        after = slots[-1][1]
         for at, slot in enumerate(of_rank(slots, self._rank), item.start):
-            self._slots[self._slot(item.row, at)] = slot
+            self._slots[row[at // size] * size + at % size] = slot
         self._broken.discard(item.row)
         self._length[item.row] = item.start + len(tokens)
         if item.sampling is None:
@@ -79,11 +81,9 @@ class Device:
         """The step ends without result; its slots may hold anything."""
         self._broken.add(item.row)
         if spoil:
+            row, size = self._table[item.row], self._size
             for at in range(item.start, item.start + count_tokens(item)):
-                self._slots[self._slot(item.row, at)] = EMPTY
-
-    def _slot(self, row: int, at: int) -> int:
-        return self._table[row][at // self._size] * self._size + at % self._size
+                self._slots[row[at // size] * size + at % size] = EMPTY
 
 
 def count_tokens(item: StepItem) -> int:

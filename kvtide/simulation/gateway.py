@@ -1,7 +1,6 @@
 """A simulated gateway: asks, aborts, follows up, and knows what every answer must be."""
 
 import random
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvtide.simulation.content import VOCABULARY, follow, next_token, root
@@ -9,7 +8,7 @@ from kvtide.simulation.process import Process
 from shared.messages.common import Message
 from shared.messages.gateway import Abort, EmitTokens, Finish, GatewayHello, Namespace, Reject, Submit
 from shared.messages.worker import Sampling
-from shared.packed import pack, unpack
+from shared.packed import pack, unpack_list
 from shared.page_hash import namespace_seed
 
 if TYPE_CHECKING:
@@ -17,31 +16,32 @@ if TYPE_CHECKING:
 
 GREEDY = Sampling(0.0, 1.0, 0, 0.0, 0, 0, 0)
 NAMESPACES = (Namespace(), Namespace("a", "bc"), Namespace("ab", "c"))
+ROOTS = {each: root(namespace_seed(each.tenant, each.lora_id, each.extra_key)) for each in NAMESPACES}
 MAX_ATTEMPTS = 3
 RETRY_S = 6.0  # at most, after a 503
 
 
-@dataclass(eq=False)
 class Ask:
     """One request and what has come of it."""
 
-    prompt: list[int]
-    max_tokens: int
-    stops: list[int]
-    namespace: Namespace
-    priority: int
-    turns: int  # follow-ups that may come
-    root: int = 0  # hash that sequences of its namespace start from
-    expected: list[int] = field(default_factory=list)
-    got: list[int] = field(default_factory=list)
     request_id: str = ""
     attempts: int = 0
     ended: str = ""  # how
 
-    def __post_init__(self) -> None:
-        names = self.namespace
-        after = self.root = root(namespace_seed(names.tenant, names.lora_id, names.extra_key))
-        for token in self.prompt:
+    def __init__(
+        self, prompt: list[int], max_tokens: int, stops: list[int], namespace: Namespace, priority: int, turns: int
+    ) -> None:
+        self.prompt = prompt
+        self.max_tokens = max_tokens
+        self.stops = stops
+        self.namespace = namespace
+        self.priority = priority
+        self.turns = turns  # follow-ups that may come
+        self.got: list[int] = []
+        self.expected: list[int] = []
+        self.root = ROOTS[namespace]  # hash that sequences of its namespace start from
+        after = self.root
+        for token in prompt:
             after = follow(after, token)
         while len(self.expected) < self.max_tokens:
             token = next_token(after)
@@ -196,7 +196,7 @@ class SimGateway(Process):
                 for emission in emissions:
                     ask = self.open.get(emission.request_id)
                     if ask is not None:
-                        self._take(ask, unpack(emission.tokens).tolist())
+                        self._take(ask, unpack_list(emission.tokens))
             case Finish(request_id, reason, usage):
                 ask = self.open.pop(request_id, None)
                 if ask is not None:

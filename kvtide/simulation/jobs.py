@@ -10,7 +10,7 @@ from kvtide.simulation.segment import Segment
 from kvtide.simulation.streams import Job
 from shared.messages.common import Cancelled, Message, OperationFailed
 from shared.messages.worker import LoadDone, LoadPages, RunStep, Sampled, StepDone, StepFailed, WriteDone, WritePages
-from shared.packed import pack, unpack
+from shared.packed import pack, unpack_list
 from shared.page_hash import DIGEST_BYTES
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def step_job(worker: "SimWorker", epoch: int, message: RunStep, loads: list[Job]
             reason, spoil = "error", rng.random() < 0.5
 
     def compute() -> None:
-        check_device_use(worker, (page for item in message.items for page in device.pages_of(item)))
+        check_device_use(worker, [page for item in message.items for page in device.pages_of(item)])
         for item, root in zip(message.items, roots, strict=True):
             if reason:
                 device.fail(item, spoil=spoil)
@@ -50,14 +50,14 @@ def step_job(worker: "SimWorker", epoch: int, message: RunStep, loads: list[Job]
         job.ok = True
         return StepDone(message.op_id, worker.rank, sampled, job.seconds)
 
-    job = Job(message.op_id, epoch, list(loads), [(0.0, begin), (rng.uniform(0.0, world.plan.step_s), compute)], answer)
+    job = Job(message.op_id, epoch, list(loads), [(0.0, begin), (world.plan.step_s * rng.random(), compute)], answer)
     job.pages = {page for item in message.items for page in device.touched(item)}
     return job
 
 
 def write_job(worker: "SimWorker", epoch: int, message: WritePages, segment: Segment, steps: list[Job]) -> Job:
     """Device pages into host pages, behind the steps that fill them."""
-    device, host = unpack(message.device_pages).tolist(), unpack(message.host_pages).tolist()
+    device, host = unpack_list(message.device_pages), unpack_list(message.host_pages)
     waits = [step for step in steps if step.pages & set(device)]
     sums: dict[int, bytes] = {}
     failed = _fails(worker, worker.world.plan.fail_copy)
@@ -85,7 +85,7 @@ def write_job(worker: "SimWorker", epoch: int, message: WritePages, segment: Seg
 
 def load_job(worker: "SimWorker", epoch: int, message: LoadPages, segment: Segment) -> Job:
     """Host pages into device pages; names and checksums are compared."""
-    device, host = unpack(message.device_pages).tolist(), unpack(message.host_pages).tolist()
+    device, host = unpack_list(message.device_pages), unpack_list(message.host_pages)
     bad: dict[str, list[int]] = {"name": [], "checksum": []}
     done: set[int] = set()
     failed = _fails(worker, worker.world.plan.fail_copy)
@@ -121,7 +121,7 @@ def load_job(worker: "SimWorker", epoch: int, message: LoadPages, segment: Segme
 
 def _copy_parts(worker: "SimWorker", pages: int, copy: Callable[[range], None]) -> list[tuple[float, Action]]:
     middle = worker.rng.randint(0, pages)
-    first, second, third = (worker.rng.uniform(0.0, worker.world.plan.copy_s) / 3 for _ in range(3))
+    first, second, third = [worker.world.plan.copy_s * worker.rng.random() / 3 for _ in range(3)]
     second += worker.world.stall_s
     return [
         (first, lambda: copy(range(middle))),

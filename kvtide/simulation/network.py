@@ -21,6 +21,7 @@ LATE_S = (0.01, 0.3, 5.0)  # how long a late message may take
 MOST_KEPT = 16  # messages for one successor
 NOTICED = 0.5  # of lost messages, so that deadlines have something to do, too
 HELD_S = 0.1  # between two tries to bring a safe message over a cut link
+NEVER_AGAIN = (PeerExited, PagesDropped)  # what a storage tells once
 
 
 class Network:
@@ -31,6 +32,7 @@ class Network:
         self._plan = plan
         self._rng = random.Random(f"network {plan.seed}")
         self._notices = random.Random(f"notices {plan.seed}")
+        self._faults_end = plan.faults_end
         self._lossy = plan.lose + plan.duplicate + plan.late > 0
         self._last: dict[tuple[str, bool], float] = {}  # arrival of a link's last message
         self.scheduler: Shell | None = None
@@ -40,8 +42,8 @@ class Network:
 
     def to_scheduler(self, sender: PeerKey, receiver_epoch: int, message: Message, link: "Shell | None" = None) -> None:
         """A peer sends, to `link` if that still runs, else to the newest scheduler."""
-        safe = sender.identity.startswith("gateway") or isinstance(message, PeerExited | PagesDropped)
-        self._send((sender.identity, True), safe, self._to_scheduler, sender, receiver_epoch, message, link)
+        safe = isinstance(message, NEVER_AGAIN) or sender.identity.startswith("gateway")
+        self._send(sender.identity, True, safe, message, self._to_scheduler, sender, receiver_epoch, message, link)
 
     def _to_scheduler(self, sender: PeerKey, receiver_epoch: int, message: Message, link: "Shell | None") -> None:
         shell = link if link is not None and link.alive else self.scheduler
@@ -53,7 +55,7 @@ class Network:
     def to_peer(self, sender_epoch: int, receiver: PeerKey, message: Message) -> None:
         """The scheduler sends."""
         safe = receiver.identity.startswith("gateway")
-        self._send((receiver.identity, False), safe, self._to_peer, sender_epoch, receiver, message)
+        self._send(receiver.identity, False, safe, message, self._to_peer, sender_epoch, receiver, message)
 
     def _to_peer(self, sender_epoch: int, receiver: PeerKey, message: Message) -> None:
         process = self.peers.get(receiver.identity)
@@ -91,17 +93,16 @@ class Network:
         if self.scheduler is not None and identity not in self.cut:
             self.scheduler.deliver(self.scheduler.missed, identity)
 
-    def _send(self, link: tuple[str, bool], safe: bool, arrive: Action, *args: Any) -> None:
+    def _send(self, identity: str, up: bool, safe: bool, message: Message, arrive: Action, *args: Any) -> None:
         """`safe`: nobody asks for the message again, so that only a process's end loses it."""
-        identity = link[0]
         if identity in self.cut and not safe:
             return
-        if isinstance(args[-2], Heartbeat) or isinstance(args[-1], Heartbeat):  # it says nothing but that it comes
+        if isinstance(message, Heartbeat):  # it says nothing but that it comes
             self._deliver(identity, safe, arrive, args)
             return
         clock, rng = self._world.clock, self._rng
         copies = 1
-        if self._lossy and not safe and clock.now < self._plan.faults_end:
+        if self._lossy and not safe and clock.now < self._faults_end:
             chance = rng.random()
             if chance < self._plan.lose:
                 self._world.seen["message_lost"] += 1
@@ -116,6 +117,6 @@ class Network:
                 clock.after(self._plan.latency_s + delay, self._deliver, identity, safe, arrive, args)
                 copies -= 1
         for _ in range(copies):
-            at = max(self._last.get(link, 0.0), clock.now + (0.1 + 0.9 * rng.random()) * self._plan.latency_s)
-            self._last[link] = at
+            at = max(self._last.get((identity, up), 0.0), clock.now + (0.1 + 0.9 * rng.random()) * self._plan.latency_s)
+            self._last[identity, up] = at
             clock.after(at - clock.now, self._deliver, identity, safe, arrive, args)

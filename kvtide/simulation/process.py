@@ -64,6 +64,7 @@ class Process(Pausable, ABC):
         self.up = False
         self._heard = 0.0
         self._interval = world.plan.beat_s
+        self._heartbeat = Heartbeat(self._interval, {})
         world.network.peers[identity] = self
         world.network.succeed(identity, self, self.take)
         self.later(world.rng.uniform(0.0, 0.05), self._beat)
@@ -135,7 +136,7 @@ class Process(Pausable, ABC):
                 old, self.link = self.link, None
                 self.world.network.to_scheduler(self.key, old.epoch, Superseded(self.world.shell.epoch), old)
         if self.up:
-            self.send(Heartbeat(self._interval, {}))
+            self.send(self._heartbeat)
             if self.holds_lease and self.link is not None and self.link.alive:
                 self.world.network.to_scheduler(self.key, 0, self.hello())
         else:

@@ -18,6 +18,8 @@ from shared.messages.worker import WorkerHello
 if TYPE_CHECKING:
     from kvtide.simulation.world import World
 
+HELLOS = (WorkerHello, StorageHello, GatewayHello)
+
 
 @dataclass
 class Record:
@@ -40,6 +42,7 @@ class Shell(Pausable):
         self.subscriber = Subscriber(world) if world.plan.settings.events else None
         self._records: dict[str, Record] = {}
         self._armed = float("inf")
+        self._heartbeat = Heartbeat(world.plan.beat_s, {})
         world.network.scheduler = self
         world.network.succeed("scheduler", self, self.take)
         self.later(world.plan.beat_s, self._beat)
@@ -52,7 +55,7 @@ class Shell(Pausable):
 
     def take(self, peer: PeerKey, receiver_epoch: int, message: Any) -> None:
         """A message has arrived."""
-        if isinstance(message, WorkerHello | StorageHello | GatewayHello):
+        if isinstance(message, HELLOS):
             self._take_hello(peer, message)
             return
         record = self._records.get(peer.identity)
@@ -92,7 +95,7 @@ class Shell(Pausable):
             if record.up and now - record.heard > MISSED_BEATS * record.interval:
                 record.up = False
                 self._feed(PeerLost(record.key))
-            self._send(record.key, Heartbeat(self.world.plan.beat_s, {}))
+            self._send(record.key, self._heartbeat)
         self.later(self.world.plan.beat_s, self._beat)
 
     def _feed(self, event: Event) -> None:
@@ -105,7 +108,8 @@ class Shell(Pausable):
                 world.note(f"      {command.peer.identity} <-- {command.message!r}")
             self._send(command.peer, command.message)
         check_integrity(self.core)
-        world.seen["pages_in_doubt"] += any(each.failed for each in self.core.state.operations.table.values())
+        if any(each.failed for each in self.core.state.operations.table.values()):
+            world.seen["pages_in_doubt"] += 1
         check_progress(world, self.core)
         if world.first.armed:
             world.first.strike_armed()

@@ -37,7 +37,7 @@ from shared.messages.storage import (
     StorageHello,
 )
 from shared.op_log import OpLog, Seen
-from shared.packed import pack, unpack
+from shared.packed import pack, unpack_list
 from shared.page_hash import split_digests
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class SimStorage(Process):
                 elif isinstance(message, CommitPages):
                     self._answer(self._epoch, message.op_id, self._commit(self.current, message))
                 elif isinstance(message, ReleasePages):
-                    for page in unpack(message.pages).tolist():
+                    for page in unpack_list(message.pages):
                         self.current.names.pop(page, None)
                     self._answer(self._epoch, message.op_id, Released(message.op_id))
                 elif isinstance(message, ListPages):
@@ -181,7 +181,7 @@ class SimStorage(Process):
     # --- names and segments -------------------------------------------------------------------------------------
 
     def _commit(self, segment: Segment, message: CommitPages) -> Message:
-        pages = unpack(message.pages).tolist()
+        pages = unpack_list(message.pages)
         if any(page in segment.names for page in pages):
             self.world.fail(f"commit {message.op_id} of pages that have names")
         for at, page in enumerate(pages):
@@ -204,12 +204,12 @@ class SimStorage(Process):
         digests = split_digests(message.digests)
         named = [
             at
-            for at, page in enumerate(unpack(message.pages).tolist())
+            for at, page in enumerate(unpack_list(message.pages))
             if page in segment.names and segment.names[page].digest == digests[at]
         ]
         if len(named) < len(digests):
             self.world.fail(f"adoption {message.op_id} of pages that have no or another name")
-        for at, page in enumerate(unpack(message.pages).tolist()):
+        for at, page in enumerate(unpack_list(message.pages)):
             if self.world.first.pages.get(digests[at]) != segment.parts(page) and page not in segment.spoilt:
                 self.world.fail(f"adoption {message.op_id} of host page {page}, which holds something else")
         return Adopted(message.op_id, pack(named))
@@ -266,7 +266,7 @@ class SimStorage(Process):
         return Found(message.op_id, hits)
 
     def _prefetch(self, segment: Segment, message: PrefetchPages) -> None:
-        pages = unpack(message.pages).tolist()
+        pages = unpack_list(message.pages)
         began = self.world.clock.now
         transfer = self._transfer(message.op_id)
         corrupt = 0
@@ -303,7 +303,7 @@ class SimStorage(Process):
         self.later(self._pace(), lambda: batch(0))
 
     def _archive(self, segment: Segment, message: ArchivePages) -> None:
-        pages = unpack(message.pages).tolist()
+        pages = unpack_list(message.pages)
         transfer = self._transfer(message.op_id)
         stored: list[int] = []
 

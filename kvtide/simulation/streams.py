@@ -2,29 +2,39 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 
 from kvtide.simulation.clock import Action
 from kvtide.simulation.process import Pausable
 from shared.messages.common import Message
 
 
-@dataclass(eq=False)
 class Job:
     """One operation on a stream: it waits for others, runs its parts one after the other, then answers."""
 
-    op_id: int
-    epoch: int  # of the scheduler that sent it
-    waits_for: list["Job"]
-    parts: list[tuple[float, Action]]  # (seconds before it, what it does)
-    answer: Callable[[], Message]
-    pages: set[int] = field(default_factory=set)  # device pages that a step may write to
-    stop_early: bool = False  # a copy ends at its next part when cancelled, a step doesn't
     begun: bool = False
     cancelled: bool = False
     ended: bool = False
     ok: bool = False
-    then: list[Action] = field(default_factory=list)
+
+    def __init__(
+        self,
+        op_id: int,
+        epoch: int,
+        waits_for: list["Job"],
+        parts: list[tuple[float, Action]],
+        answer: Callable[[], Message],
+        *,
+        stop_early: bool = False,
+    ) -> None:
+        self.op_id = op_id
+        self.epoch = epoch  # of the scheduler that sent it
+        self.waits_for = waits_for
+        self.parts = parts  # (seconds before it, what it does)
+        self.answer = answer
+        self.pages: set[int] = set()  # device pages that a step may write to
+        self.stop_early = stop_early  # a copy ends at its next part when cancelled, a step doesn't
+        self.then: list[Action] = []
 
     @property
     def seconds(self) -> float:
@@ -55,11 +65,11 @@ class Stream:
                 self._wait(job)
 
     def _wait(self, job: Job) -> None:
-        blocker = next((other for other in job.waits_for if not other.ended), None)
-        if blocker is not None:
-            blocker.then.append(lambda: self._wait(job))
-        else:
-            self._part(job, 0)
+        for blocker in job.waits_for:
+            if not blocker.ended:
+                blocker.then.append(partial(self._wait, job))
+                return
+        self._part(job, 0)
 
     def _part(self, job: Job, number: int) -> None:
         if number == len(job.parts) or (job.cancelled and job.stop_early):

@@ -147,6 +147,8 @@ class SimWorker(Process):
                 self._stop([job for job in self._mine() if job.op_id == target and self._live[job] is not RunStep])
 
     def _step(self, message: RunStep) -> Job:
+        if not message.wait_for:
+            return step_job(self, self._epoch, message, [], [])
         loads = [job for job in self._mine() if job.op_id in message.wait_for]
         settled = set(message.wait_for) - {job.op_id for job in loads}
         lost = sorted(op_id for op_id in settled if not isinstance(self._log.result(op_id), LoadDone))
@@ -182,6 +184,8 @@ class SimWorker(Process):
         self._open_barriers()
 
     def _open_barriers(self) -> None:
+        if not self._barriers:
+            return
         ready = [barrier for barrier in self._barriers if all(job.ended for job in barrier[2])]
         self._barriers = [barrier for barrier in self._barriers if barrier not in ready]
         for op_id, epoch, _, then in ready:

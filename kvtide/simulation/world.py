@@ -18,7 +18,7 @@ from kvtide.simulation.storage import SimStorage, StoredPage
 from kvtide.simulation.worker import SimWorker
 from shared.link import MISSED_BEATS
 from shared.messages.gateway import Usage
-from shared.packed import pack
+from shared.packed import pack, unpack_list
 from shared.page_hash import chain
 
 MODEL = b"m" * 32
@@ -55,6 +55,7 @@ class World:
             first.l3 if first else {each: {} for each in plan.backends}  # by backend id
         )
         self.pages: dict[bytes, tuple[PageContent, ...]] = {}  # by digest, of every page that L3 or a pool has had
+        self._wanted: dict[tuple[int, bytes, int], tuple[list[PageContent], int]] = {}  # see `wanted`
         self.dropped_at = -math.inf  # when L3 lost a page for the last time
         self.slow_l3_s = 0.0
         self.stall_s = 0.0  # how much longer a copy takes that begins now
@@ -120,6 +121,16 @@ class World:
         """Stop the run."""
         self.note(f"!!! {text}")
         raise SimulationFailure(text)
+
+    def wanted(self, start: int, key: bytes, rank: int) -> tuple[list[PageContent], int]:
+        """What a rank's pages hold for packed tokens that follow the hash `start`, and the hash after them."""
+        known = self._wanted.get((start, key, rank))
+        if known is None:
+            size, slots = self.plan.settings.page_size, walk(start, unpack_list(key))
+            own = of_rank(slots, rank)
+            pages = [tuple(own[at : at + size]) for at in range(0, len(own), size)]
+            known = self._wanted[start, key, rank] = (pages, slots[-1][1])
+        return known
 
     def count_hits(self, usage: Usage) -> None:
         """Which tiers gave something."""

@@ -24,7 +24,7 @@ from shared.messages.events import (
     block_hash,
     encode_batch,
 )
-from shared.packed import unpack
+from shared.packed import unpack_list
 from shared.transport import Publisher, ReplayRouter
 
 REPLAY_BATCHES = 10_000  # kept for replay, as SGLang and vLLM do: minutes of a busy scheduler
@@ -68,7 +68,7 @@ class EventPublisher:
         if isinstance(event, core.BlockRemoved):
             return BlockRemoved(hashes, event.medium)
         parent = block_hash(event.parent) if event.parent else None
-        return BlockStored(hashes, parent, unpack(event.tokens).tolist(), self._page_size, medium=event.medium)
+        return BlockStored(hashes, parent, unpack_list(event.tokens), self._page_size, medium=event.medium)
 
     def _send(self, batch: KVEventBatch) -> None:
         payload = encode_batch(batch)

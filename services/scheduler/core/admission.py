@@ -63,8 +63,8 @@ class Admission:
             if not items:
                 return
             loads = {load.op_id for request, _, _, _ in step.requests for load in request.loads}
-            in_flight = state.operations.live(Step) if state.operations.steps else ()
-            before = max((other.op_id for other in in_flight), default=0)
+            step.waits = bool(loads)
+            before = max([other.op_id for other in state.operations.live(Step)]) if state.operations.steps else 0
             message = RunStep(state.operations.new_id(), items, sorted(loads), before)
             state.operations.start(step, message, state.workers)
 

@@ -12,7 +12,7 @@ from services.scheduler.core.publish import parent_digest
 from services.scheduler.core.settings import ARCHIVE_SHARE
 from services.scheduler.core.state import State
 from shared.messages.storage import ArchivePages
-from shared.packed import pack, unpack
+from shared.packed import pack, unpack_list
 
 if TYPE_CHECKING:
     from services.scheduler.core.host_memory import HostMemory
@@ -49,7 +49,8 @@ class Archiver:
         pool.pin(pages)
         pool.archiving += len(pages)
         message = ArchivePages(self._state.operations.new_id(), pool.segment_epoch, pack(pages), b"".join(digests))
-        operation = Archive(pool=pool, host_pages=pages, digests=digests)
+        operation = Archive(pool, pages)
+        operation.digests = digests
         if self._state.published is not None:
             medium: Medium = "DISK" if pool.backend.kind in ON_DISK else "EXTERNAL"
             digests_of = self._state.tree.digests
@@ -71,7 +72,7 @@ class Archiver:
     def ended(self, operation: Archive, stored: bytes = b"") -> None:
         """The archive has settled, whatever it stored: packed positions."""
         gone = {at for at, digest in enumerate(operation.digests) if digest in operation.dropped}
-        positions = set(unpack(stored).tolist()) - gone
+        positions = set(unpack_list(stored)) - gone
         kept = [digest for at, digest in enumerate(operation.digests) if at in positions]
         lost = [digest for at, digest in enumerate(operation.digests) if at not in positions | gone]
         self._state.ghosts.note("storage", kept, "stored")

@@ -137,8 +137,8 @@ class Backup:
     def _start(self, node: Node, pool: HostPool, pages: Pages, *, evicts: bool = False) -> None:
         assert node.value is not None
         tree = self._state.tree
-        operation = Write(pool=pool, host_pages=pages, lock=tree.lock(node), evicts=evicts, clock=tree.clock)
-        operation.fate = self._state.ghosts.current
+        operation = Write(pool, pages, tree.lock(node))
+        operation.evicts, operation.fate, operation.clock = evicts, self._state.ghosts.current, tree.clock
         node.writing = operation
         message = WritePages(
             self._state.operations.new_id(), pool.storage_id, pool.segment_epoch, pack(node.value), pack(pages)

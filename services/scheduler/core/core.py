@@ -65,12 +65,12 @@ class Core:
         if self.superseded:
             return []
         match event:
+            case Received(peer, message):
+                self._received(peer, message)
             case PeerUp(peer, hello):
                 self._peer_up(peer, hello)
             case PeerLost(peer):
                 self._peer_lost(peer)
-            case Received(peer, message):
-                self._received(peer, message)
             case MessagesMissed(peer):
                 self.state.operations.hurry(peer)
             case DeadlineReached():
@@ -170,18 +170,18 @@ class Core:
 
     def _forget_device(self, operation: Operation, old: PeerKey) -> None:
         """Locks protect device pages, and those are gone; a step or control of the old process is over."""
-        if isinstance(operation, Prefetch | Find):
+        if isinstance(operation, (Prefetch, Find)):
             self.state.operations.fail(operation)
             self._deal_with_failures()
         if isinstance(operation, Step):
             self.steps.forget(operation)
-        if isinstance(operation, Write | Load) and operation.lock is not None and not operation.failed:
+        if isinstance(operation, (Write, Load)) and operation.lock is not None and not operation.failed:
             self.state.operations.fail(operation)
             self._deal_with_failures()
         lock, operation.lock = operation.lock, None
         if lock is not None:
             self.state.unlock(lock)
-        if isinstance(operation, Step | Control) and old in operation.waiting:
+        if isinstance(operation, (Step, Control)) and old in operation.waiting:
             self.state.operations.answered(operation.op_id, old)
 
     def _drop_device_values(self) -> None:

@@ -201,7 +201,7 @@ class HostMemory:
 
     def queued(self, pool: HostPool) -> int:
         """Number of `queued_pages`."""
-        return sum(map(len, self._to_release.get(pool, ())))
+        return sum([len(pages) for pages in self._to_release[pool]]) if pool in self._to_release else 0
 
     def queued_pages(self, pool: HostPool) -> Pages:
         """Pages whose ReleasePages is not sent yet, for `check_integrity`."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from services.scheduler.core.node import Node
 
-MIN_STALE = 64  # stale entries that are not worth a rebuild
+MIN_STALE = 16  # stale entries that are not worth a rebuild
 
 Leaf = TypeVar("Leaf")  # a Node, or a page of a shadow
 Key = tuple[int, ...]
@@ -114,6 +114,8 @@ class LeafHeap(Generic[Leaf]):
 
     def nodes(self) -> list[Leaf]:
         """Nodes with a valid entry and parked ones, in no order; for `check_integrity`."""
+        if not self._queue and not self._heap:
+            return self._parked.copy()
         return [entry.node for entry in self._valid()] + self._parked
 
     def _valid(self) -> list[Entry]:

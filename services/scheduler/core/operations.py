@@ -6,8 +6,7 @@ in doubt, and its pages are quarantined (docs/architecture.md: Failing and settl
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from services.scheduler.core.events import PeerKey, Send
@@ -23,22 +22,26 @@ if TYPE_CHECKING:
     from shared.messages.worker import Sampled
 
 
-@dataclass(eq=False, kw_only=True)
 class Operation:
-    """One command to one or more processes."""
+    """One command to one or more processes.
 
-    pool: HostPool | None = None  # whose pages it names
-    host_pages: Pages = field(default_factory=lambda: NO_PAGES)
-    lock: "Lock | None" = None
+    Thousands begin in a second: they aren't dataclasses, whose `__init__` mypyc leaves to the interpreter.
+    """
+
     op_id: int = 0
     message: Message | None = None
-    waiting: set[PeerKey] = field(default_factory=set)  # processes that may still act on it
     failed: bool = False  # given up, not yet settled
     cancelled: bool = False
     sends: int = 0
     hurries: int = 0  # sends that didn't count
     deadline: float = 0.0
     timeout_s: float = TRANSFER_TIMEOUT_S
+
+    def __init__(self, pool: HostPool | None = None, host_pages: Pages = NO_PAGES, lock: "Lock | None" = None) -> None:
+        self.pool = pool  # whose pages it names
+        self.host_pages = host_pages
+        self.lock = lock
+        self.waiting: set[PeerKey] = set()  # processes that may still act on it
 
     @property
     def held_host_pages(self) -> Pages:
@@ -67,71 +70,95 @@ class PinsHostPages(Operation):
         return self.host_pages
 
 
-@dataclass(eq=False, kw_only=True)
 class Write(HoldsHostPages):
     """write_backup: WritePages, then CommitPages with the checksums of all ranks."""
 
-    checksums: dict[int, bytes] = field(default_factory=dict)  # by rank
     committing: bool = False
     evicts: bool = False  # write_back: the device pages go at Committed
     fate: Fate = NO_FATE  # what they go for
     clock: int = 0  # the tree's at its start
 
+    def __init__(self, pool: HostPool | None = None, host_pages: Pages = NO_PAGES, lock: "Lock | None" = None) -> None:
+        super().__init__(pool, host_pages, lock)
+        self.checksums: dict[int, bytes] = {}  # by rank
 
-@dataclass(eq=False, kw_only=True)
+
 class Load(PinsHostPages):
     """load_back: the nodes under `lock` have their device pages, being filled."""
 
-    requests: "set[Request]" = field(default_factory=set)  # that wait for it
     bad_from: int = -1  # first page position that failed; -1 = none
 
+    def __init__(self, pool: HostPool | None = None, host_pages: Pages = NO_PAGES, lock: "Lock | None" = None) -> None:
+        super().__init__(pool, host_pages, lock)
+        self.requests: set[Request] = set()  # that wait for it
 
-@dataclass(eq=False, kw_only=True)
+
 class Release(HoldsHostPages):
     """ReleasePages: the ids are free at Released."""
 
 
-@dataclass(eq=False, kw_only=True)
 class Find(Operation):
     """FindPages for one request; others with the same next page wait for it."""
 
-    seed: bytes  # namespace
-    tokens: bytes  # that the digests were made of, from the first page of the sequence on
-    first: int  # page index of the first digest
-    digests: list[bytes]
-    requests: "list[Request]" = field(default_factory=list)
-    hits: dict[PeerKey, int] = field(default_factory=dict)  # leading pages that each storage's L3 has
+    def __init__(
+        self,
+        seed: bytes,
+        tokens: bytes,
+        first: int,
+        digests: list[bytes],
+        requests: "list[Request]",
+        lock: "Lock | None" = None,
+    ) -> None:
+        super().__init__(lock=lock)
+        self.seed = seed  # namespace
+        self.tokens = tokens  # that the digests were made of, from the first page of the sequence on
+        self.first = first  # page index of the first digest
+        self.digests = digests
+        self.requests = requests
+        self.hits: dict[PeerKey, int] = {}  # leading pages that each storage's L3 has
 
 
-@dataclass(eq=False, kw_only=True)
 class Prefetch(HoldsHostPages):
     """PrefetchPages: L3 -> host pages, which join the tree under `lock`."""
 
-    seed: bytes
-    tokens: bytes
-    first: int  # page index of host_pages[0]
-    digests: list[bytes]
-    requests: "list[Request]" = field(default_factory=list)
     taken: int = 0  # leading pages that joined the tree
     named: int = 0  # leading pages that storage has named so far
+
+    def __init__(
+        self,
+        pool: HostPool,
+        host_pages: Pages,
+        lock: "Lock | None",
+        seed: bytes,
+        tokens: bytes,
+        first: int,
+        digests: list[bytes],
+        requests: "list[Request]",
+    ) -> None:
+        super().__init__(pool, host_pages, lock)
+        self.seed = seed
+        self.tokens = tokens
+        self.first = first  # page index of host_pages[0]
+        self.digests = digests
+        self.requests = requests
 
     @property
     def held_host_pages(self) -> Pages:
         return self.host_pages[self.taken :]
 
 
-@dataclass(eq=False, kw_only=True)
 class Adopt(Prefetch):
     """AdoptPages: an earlier scheduler's host pages join the tree as prefetched ones do."""
 
 
-@dataclass(eq=False, kw_only=True)
 class Archive(PinsHostPages):
     """ArchivePages: host pages -> L3."""
 
-    digests: list[bytes] = field(default_factory=list)
-    dropped: set[bytes] = field(default_factory=set)  # of them, what L3 has lost since: the answer may be from before
-    blocks: "list[BlockStored]" = field(default_factory=list)  # for KV events
+    def __init__(self, pool: HostPool | None = None, host_pages: Pages = NO_PAGES) -> None:
+        super().__init__(pool, host_pages)
+        self.digests: list[bytes] = []
+        self.dropped: set[bytes] = set()  # of them, what L3 has lost since: the answer may be from before
+        self.blocks: list[BlockStored] = []  # for KV events
 
 
 class Held(NamedTuple):
@@ -143,15 +170,18 @@ class Held(NamedTuple):
     lock: "Lock | None"
 
 
-@dataclass(eq=False, kw_only=True)
 class Step(Operation):
     """RunStep. In doubt it holds what its requests had: their own pages and their locks."""
 
-    held: "list[Held]" = field(default_factory=list)
-    requests: "list[tuple[Request, int, int, bool]]" = field(default_factory=list)  # (.., attempt, tokens, samples)
-    results: "list[Sampled]" = field(default_factory=list)  # of the first rank
     error: str = ""  # of a rank that failed
+    waits: bool = False  # for loads
     timeout_s: float = STEP_TIMEOUT_S
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[Held] = []
+        self.requests: list[tuple[Request, int, int, bool]] = []  # (.., attempt, tokens, samples)
+        self.results: list[Sampled] = []  # of the first rank
 
     @property
     def device_pages(self) -> list[Pages]:
@@ -168,14 +198,17 @@ class Step(Operation):
         return any(each is request and number == attempt for each, number, _, _ in self.requests)
 
 
-@dataclass(eq=False, kw_only=True)
 class Control(Operation):
     """Fence, OpenSegment, MapSegment, DropSegment: no page of its own."""
 
-    on_done: Callable[[Any], None] = lambda _message: None
+    def __init__(self, on_done: Callable[[Any], None]) -> None:
+        super().__init__()
+        self.on_done = on_done
 
 
-UNCOUNTED = Control | Step | Load  # they take no credit: few at a time, and a step must not overtake its loads
+def _is_free(operation: Operation) -> bool:
+    """It takes no credit: such operations are few at a time, and a step must not overtake its loads."""
+    return isinstance(operation, (Control, Step, Load))
 
 
 class Operations:
@@ -292,9 +325,9 @@ class Operations:
         """Operations that the process has not answered."""
         return [operation for operation in self.table.values() if peer in operation.waiting]
 
-    def live(self, kind: type[Operation]) -> Iterator[Any]:
+    def live(self, kind: type[Operation]) -> list[Any]:
         """Operations of a kind that have not been given up."""
-        return (operation for operation in self.table.values() if isinstance(operation, kind) and not operation.failed)
+        return [operation for operation in self.table.values() if isinstance(operation, kind) and not operation.failed]
 
     def hurry(self, peer: PeerKey) -> None:
         """Messages to or from the process were lost: ask soon again for all that it owes. It isn't what was too late,
@@ -337,27 +370,28 @@ class Operations:
         return any(waiting is operation for waiting, _ in self._backlog.get(peer, ()))
 
     def _spend(self, peer: PeerKey, operation: Operation, message: Message) -> None:
-        if isinstance(operation, UNCOUNTED) or (peer not in self._held and self._credits.get(peer, 0) > 0):
-            if not isinstance(operation, UNCOUNTED):
+        if _is_free(operation) or (peer not in self._held and self._credits.get(peer, 0) > 0):
+            if not _is_free(operation):
                 self._credits[peer] -= 1
             self._send(Send(peer, message))
         else:
             self._backlog.setdefault(peer, deque()).append((operation, message))
 
     def _earn(self, peer: PeerKey, operation: Operation) -> None:
-        if isinstance(operation, UNCOUNTED) or peer not in self._credits:
+        if _is_free(operation) or peer not in self._credits:
             return
-        backlog = self._backlog.setdefault(peer, deque())
-        for position, (waiting, _) in enumerate(backlog):
-            if waiting is operation:
-                del backlog[position]  # it never left; its credit was never spent
-                return
+        backlog = self._backlog.get(peer)
+        if backlog:
+            for position, (waiting, _) in enumerate(backlog):
+                if waiting is operation:
+                    del backlog[position]  # it never left; its credit was never spent
+                    return
         self._credits[peer] += 1
         if peer not in self._held:
             self._send_backlog(peer)
 
     def _send_backlog(self, peer: PeerKey) -> None:
-        backlog = self._backlog.setdefault(peer, deque())
+        backlog = self._backlog.get(peer)
         while backlog and self._credits[peer] > 0:
             waiting, message = backlog.popleft()
             self._credits[peer] -= 1

@@ -18,7 +18,7 @@ from shared.messages.storage import (
     StorageHello,
 )
 from shared.messages.worker import DropSegment, MapSegment, WorkerHello
-from shared.packed import pack, unpack
+from shared.packed import pack, unpack_list
 from shared.page_hash import split_digests
 
 FENCE_TIMEOUT_S = 20.0  # a copy of a whole pool takes less; a writer that is silent for longer is stopped or stuck
@@ -254,7 +254,7 @@ class Peers:
                 self._look_again(storage, message)
                 return
             digests = split_digests(message.digests)
-            storage.named += zip(unpack(message.pages).tolist(), digests, strict=True)
+            storage.named += zip(unpack_list(message.pages), digests, strict=True)
             storage.listed_to = min(first + INVENTORY_CHUNK, end)
             storage.released = storage.listed_to == end
             self.advance()
@@ -333,7 +333,10 @@ class Peers:
 
     def next_deadline(self) -> float:
         """The earliest of those."""
-        return min((min(each.retry_at, self._forget_at(each)) for each in self.storages.values()), default=float("inf"))
+        first = float("inf")
+        for each in self.storages.values():
+            first = min(first, min(each.retry_at, self._forget_at(each)))
+        return first
 
     def _forget_at(self, storage: StoragePeer) -> float:
         return float("inf") if storage.up else storage.lost_at + self._state.settings.forget_storage_s

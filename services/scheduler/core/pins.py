@@ -93,7 +93,10 @@ class Pins:
 
     def next_deadline(self) -> float:
         """When the next one ends."""
-        return min((pin.until for pin in self._pins.values()), default=float("inf"))
+        first = float("inf")
+        for pin in self._pins.values():
+            first = min(first, pin.until)
+        return first
 
     def give_way(self) -> bool:
         """The oldest pin ends, for want of memory. False when there is none."""

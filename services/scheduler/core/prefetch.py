@@ -22,7 +22,7 @@ from services.scheduler.core.settings import (
 from services.scheduler.core.state import State
 from services.scheduler.core.worth import SLOW_FETCH, fetch_refusal, is_long_enough
 from shared.messages.storage import AdoptPages, FindPages, PrefetchPages
-from shared.packed import pack, unpack
+from shared.packed import pack, unpack_list
 from shared.page_hash import chain
 
 
@@ -242,7 +242,7 @@ class Prefetcher:
         self.progressed(operation, named)
         self._note_missing(operation, corrupt)
         self._take(operation)
-        all_named = set(unpack(named).tolist())
+        all_named = set(unpack_list(named))
         self._give_back(operation, all_named)
         self.end(operation)
 
@@ -315,7 +315,7 @@ class Prefetcher:
         """A lookup or fetch has failed or its time is over: its requests go on with what is there."""
         if isinstance(operation, Prefetch):
             self._take(operation)
-        if isinstance(operation, Find | Prefetch):
+        if isinstance(operation, (Find, Prefetch)):
             if not isinstance(operation, Adopt):
                 done = operation.taken if isinstance(operation, Prefetch) else 0
                 self._note(operation, done, len(operation.digests), "storage_down")
@@ -394,5 +394,5 @@ class Prefetcher:
 
 def _leading(named: bytes, pages: int) -> int:
     """How many leading positions are named: the usable prefix ends at the first gap."""
-    have = set(unpack(named).tolist())
+    have = set(unpack_list(named))
     return next((position for position in range(pages) if position not in have), pages)

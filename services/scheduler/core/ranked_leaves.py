@@ -45,7 +45,10 @@ class RankedLeaves(LeafHeap[Leaf]):
 
     def nodes(self) -> list[Leaf]:
         """See LeafHeap."""
-        return sum([heap.nodes() for heap in self._heaps], super().nodes())
+        found = super().nodes()
+        for heap in self._heaps:
+            found += heap.nodes()
+        return found
 
     def _head(self, heap: LeafHeap[Leaf]) -> Key | None:
         node = heap.pop()

@@ -177,7 +177,9 @@ class Requests:
 
     def next_deadline(self) -> float:
         """The earliest deadline of a request."""
-        first = min([until for _, until in self.early.values()], default=float("inf"))
+        first = float("inf")
+        for _, until in self.early.values():
+            first = min(first, until)
         for request in self.all.values():
-            first = min(first, request.deadline, request.state_deadline)
+            first = min(first, min(request.deadline, request.state_deadline))
         return first

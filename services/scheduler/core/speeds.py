@@ -6,7 +6,7 @@ A load comes in layer by layer beside the prefill of what follows it, a fetch fr
 from services.scheduler.core.operations import Load, Operation, Prefetch, Step
 from shared.messages.common import INT_BYTES, Message
 from shared.messages.storage import PrefetchDone
-from shared.messages.worker import LoadDone, RunStep, StepDone
+from shared.messages.worker import LoadDone, StepDone
 
 FADE = 0.9  # what earlier work counts, observation after observation: some ten count
 TRY_AFTER = 16  # refusals after which a copy is made all the same: its speed may have changed
@@ -50,15 +50,15 @@ class Speeds:
 
     def ended(self, operation: Operation, message: Message) -> None:
         """Learn from the last answer to an operation."""
-        match operation, message:
-            case Load(), LoadDone():
-                self.load.saw(len(operation.host_pages), message.seconds)
-            case Prefetch(), PrefetchDone():
-                self.fetch.saw(len(message.named) // INT_BYTES, message.seconds)
-            case Step(message=RunStep(wait_for=[])), StepDone():  # else it has waited for loads
-                tokens = sum(count for _, _, count, _ in operation.requests)
+        if isinstance(operation, Step):
+            if isinstance(message, StepDone) and not operation.waits:  # else it has waited for loads
+                tokens = sum([count for _, _, count, _ in operation.requests])
                 if tokens >= self._page_size:  # a decode's speed is another
                     self.prefill.saw(tokens, message.compute_s)
+        elif isinstance(operation, Load) and isinstance(message, LoadDone):
+            self.load.saw(len(operation.host_pages), message.seconds)
+        elif isinstance(operation, Prefetch) and isinstance(message, PrefetchDone):
+            self.fetch.saw(len(message.named) // INT_BYTES, message.seconds)
 
     def load_is_slower(self, pages: int, tokens: int) -> bool:
         """Than to compute all `tokens` of a prompt that the device lacks, of which host memory has `pages` pages?"""

@@ -10,7 +10,7 @@ import pytest
 
 from shared.errors import GeometryError, ProtocolError
 from shared.geometry import PageGeometry, Part, model_fingerprint
-from shared.packed import pack, unpack
+from shared.packed import pack, unpack, unpack_list
 from shared.page_hash import chain, namespace_seed
 
 LLAMA_3_8B = PageGeometry(64, 32, (Part("k", 8, 128, "bfloat16"), Part("v", 8, 128, "bfloat16")))
@@ -105,6 +105,7 @@ def test_sc_23_page_keys_are_equal_in_two_processes_with_different_hash_seeds() 
 def test_packed_lists_refuse_what_does_not_fit() -> None:
     assert unpack(pack([0, -1, 2**31 - 1])).tolist() == [0, -1, 2**31 - 1]
     assert unpack(pack([])).tolist() == []
+    assert unpack_list(pack([0, -1, 2**31 - 1])) == [0, -1, 2**31 - 1]
     with pytest.raises(OverflowError):
         pack([2**31])
     with pytest.raises(ProtocolError, match="5 bytes"):
