@@ -7,7 +7,7 @@ import numpy as np
 from services.scheduler.core.events import BlockStored, Medium
 from services.scheduler.core.node import Node
 from services.scheduler.core.operations import Archive
-from services.scheduler.core.pages import HostPool
+from services.scheduler.core.pages import HostPool, some
 from services.scheduler.core.publish import parent_digest
 from services.scheduler.core.settings import ARCHIVE_SHARE
 from services.scheduler.core.state import State
@@ -31,7 +31,7 @@ class Archiver:
     def wants(self, node: Node) -> bool:
         """Has the node a page that L3 was never asked to store?"""
         span = node.host
-        return span is not None and span.pool.backend is not None and not span.pool.archived[span.pages].all()
+        return span is not None and span.pool.backend is not None and some(~span.pool.archived[span.pages])
 
     def start(self, nodes: list[Node]) -> bool:
         """Archive the host pages of `nodes`, all of one pool. False (counted) beyond the share that may be pinned."""

@@ -87,8 +87,8 @@ class DeviceMemory:
                 node.loading.requests.add(request)
                 request.loads.add(node.loading)
         shared = np.concatenate([node.value for node in match.device if node.value is not None])
-        changed = np.flatnonzero(shared != request.pages[:full])
-        if len(changed):
+        if shared.tobytes() != request.pages[:full].tobytes():
+            changed = np.flatnonzero(shared != request.pages[:full])
             request.synced = min(request.synced, int(changed[0]))
         request.pages = np.concatenate([shared, request.pages[full:]])
         request.shared = full

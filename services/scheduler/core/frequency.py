@@ -3,6 +3,8 @@
 A count-min sketch with conservative update and halving (TinyLFU; Einziger et al., 2017), over hashes of whole prefixes.
 """
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +17,7 @@ MOST = 255
 
 _WORD = np.uint64(0x9E3779B97F4A7C15)  # odd multipliers: any will do, they are fixed so that runs can be repeated
 _STEP = np.uint64(0xD1B54A32D192ED03)
+_MIX, _ONE, _29, _31 = (np.array(number, np.uint64) for number in (0xBF58476D1CE4E5B9, 1, 29, 31))  # soonest taken so
 
 
 def prefix_hashes(seed: bytes, tokens: bytes, page_size: int) -> Hashes:
@@ -24,18 +27,19 @@ def prefix_hashes(seed: bytes, tokens: bytes, page_size: int) -> Hashes:
     """
     pages = len(tokens) // (4 * page_size)
     words = np.frombuffer(tokens, np.uint32, pages * page_size).reshape(pages, page_size).astype(np.uint64)
-    own = _mixed((words + np.uint64(1)) @ _powers(_WORD, page_size))
+    own = _mixed((words + _ONE) @ _powers(_WORD, page_size))
     start = np.uint64(int.from_bytes(seed[:8].ljust(8, b"\0"), "little"))
     return _mixed(np.cumsum(own * _powers(_STEP, pages)) + start)
 
 
+@lru_cache(maxsize=256)
 def _powers(base: np.uint64, count: int) -> Hashes:
     return np.cumprod(np.full(count, base), dtype=np.uint64)
 
 
 def _mixed(values: Hashes) -> Hashes:
-    values = (values ^ (values >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
-    return values ^ (values >> np.uint64(29))
+    values = (values ^ (values >> _31)) * _MIX
+    return values ^ (values >> _29)
 
 
 class Frequencies:

@@ -9,7 +9,7 @@ from services.scheduler.core.events import PeerKey
 from services.scheduler.core.ghosts import EVICTED, Fate
 from services.scheduler.core.node import HostSpan, Node
 from services.scheduler.core.operations import Release
-from services.scheduler.core.pages import HostPool, Pages
+from services.scheduler.core.pages import HostPool, Pages, some
 from services.scheduler.core.settings import SLOW_START_S
 from services.scheduler.core.state import State
 from shared.messages.storage import ReleasePages
@@ -77,7 +77,7 @@ class HostMemory:
             if node is None:
                 return False
             span = node.host
-            if span is None or span.pool.pins[span.pages].any():
+            if span is None or some(span.pool.pins[span.pages]):
                 pool.leaves.park(node)
                 continue
             if to_l3 and self.archiver.wants(node) and self.archiver.start([node]):
@@ -94,7 +94,7 @@ class HostMemory:
         to_l3 = self._state.settings.write_policy == "write_back"
         for node in list(self._state.tree.nodes()):
             span = node.host
-            if span is None or span.pool is not pool or node.detached or pool.pins[span.pages].any():
+            if span is None or span.pool is not pool or node.detached or some(pool.pins[span.pages]):
                 continue
             if (node.value is not None or not node.lock_ref) and not (to_l3 and self.archiver.wants(node)):
                 self._evict(node, cause)
@@ -124,6 +124,8 @@ class HostMemory:
 
     def orphan(self, pool: HostPool, named: list[tuple[int, bytes]]) -> None:
         """A new pool's pages that have a name already: an earlier scheduler's (docs/architecture.md: Restarts)."""
+        if not named:
+            return
         pool.take(np.array([page for page, _ in named], np.int32))
         doubled = [page for page, digest in named if pool.orphans.setdefault(digest, page) != page]
         self._state.counters["orphaned_pages"] += len(pool.orphans)
@@ -135,7 +137,7 @@ class HostMemory:
             if pool.dead or not len(pages):
                 continue
             pinned = pool.pins[pages] > 0
-            if pinned.any():
+            if some(pinned):
                 self.doomed.setdefault(pool, set()).update(pages[pinned].tolist())
             self._queue_release(pool, pages[~pinned])
 

@@ -117,7 +117,7 @@ def _check_host_pool(core: "Core", pool: HostPool, claims: Claims, operations: l
     if counts != are:
         raise IntegrityError(f"{counts} pages of {name} count as cached, releasing and prefetching, {are} are")
     counted = pool.pins.tobytes()  # bytes are compared in a third of the time that a ufunc takes
-    if pinned or counted.count(0) != len(counted):
+    if pinned or counted != bytes(len(counted)):
         pins = np.bincount(joined(pinned), minlength=pool.end).astype(np.int32)
         if pins.tobytes() != counted:
             page = int(np.argmax(pins != pool.pins))

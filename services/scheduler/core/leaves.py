@@ -9,6 +9,7 @@ at each level.
 import heapq
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
@@ -119,4 +120,5 @@ class LeafHeap(Generic[Leaf]):
         return [entry.node for entry in self._valid()] + self._parked
 
     def _valid(self) -> list[Entry]:
-        return [entry for entry in [*self._queue, *self._heap] if getattr(entry.node, self._slot) is entry]
+        slot = self._slot
+        return [entry for entry in chain(self._queue, self._heap) if getattr(entry.node, slot) is entry]
