@@ -14,7 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("page_copy.c", "paged_attention.c"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("page_copy.c", "page_files.c", "paged_attention.c"))
+HEADERS = (Path(__file__).with_name("crc32c.h"),)
 BUILD_FOLDER = Path(__file__).with_name("_build")
 FLAGS = ("-O3", "-shared", "-fPIC", "-std=c11")
 COMPILE_TIMEOUT_S = 120  # it takes one second; a hung compiler must not hang `make setup`
@@ -23,7 +24,7 @@ COMPILE_TIMEOUT_S = 120  # it takes one second; a hung compiler must not hang `m
 def library_path() -> Path:
     """Where the shared object for these sources, these flags and this machine is, or would be."""
     machine = " ".join((platform.system(), platform.machine(), *platform.libc_ver()))
-    content = b"".join(source.read_bytes() for source in SOURCES)
+    content = b"".join(source.read_bytes() for source in (*SOURCES, *HEADERS))
     key = hashlib.sha256(content + " ".join(FLAGS).encode() + machine.encode()).hexdigest()[:16]
     return BUILD_FOLDER / f"kernels-{key}.so"
 

@@ -40,3 +40,17 @@ def crc32c_units(buffer: Buffer, unit_bytes: int) -> Checksums:
         return np.array([google_crc32c.value(unit.tobytes()) for unit in units], dtype=np.uint32)
     starts = data.ctypes.data + np.arange(0, data.size, unit_bytes, dtype=np.uint64)
     return extension.crc_units(starts, unit_bytes)
+
+
+def crc32c_rows(rows: npt.NDArray[np.uint8], nbytes: int) -> Checksums:
+    """uint32 [n]: CRC32C of the first `nbytes` bytes of each row of uint8 [n, m], contiguous.
+
+    Raises GeometryError when rows are shorter.
+    """
+    if nbytes > rows.shape[1] or not rows.flags.c_contiguous:
+        raise GeometryError(f"rows of {rows.shape[1]} bytes have no {nbytes} contiguous bytes; pass whole rows")
+    extension, _ = native.load()
+    if extension is None:
+        return np.array([google_crc32c.value(row[:nbytes].tobytes()) for row in rows], dtype=np.uint32)
+    starts = rows.ctypes.data + np.arange(len(rows), dtype=np.uint64) * np.uint64(rows.shape[1])
+    return extension.crc_units(starts, nbytes)

@@ -27,11 +27,29 @@ class Shape(ctypes.Structure):
     ]
 
 
+class PageBatch(ctypes.Structure):
+    """`struct page_batch` of page_files.c. Whoever fills it keeps what its addresses name."""
+
+    _fields_: ClassVar = [
+        *((name, ctypes.POINTER(ctypes.c_char_p)) for name in ("paths", "temporaries")),
+        *((name, ctypes.c_void_p) for name in ("headers", "pages", "beginnings", "outcomes", "lengths")),
+        *((name, ctypes.c_void_p) for name in ("replaces", "past_cache", "runs", "crc")),
+        *((name, ctypes.c_int64) for name in ("header_bytes", "page_bytes", "beginning_bytes", "run_count")),
+        *((name, ctypes.c_int64) for name in ("units", "call_bytes", "touch_after_s")),
+        *((name, ctypes.c_int32) for name in ("verify", "direct", "sync", "sealed", "hardware", "stop")),
+    ]
+
+
 class Native(NamedTuple):
     """The loaded library, and whether its checksums use the machine's CRC instruction."""
 
     library: ctypes.CDLL
     hardware: bool
+    page_files: bool  # it has `move_pages`: on Linux
+
+    def move_pages(self, batch: PageBatch, first: int, last: int, writing: bool) -> int:
+        """Read or write the waiting pages of [first, last); returns the first that it didn't come to."""
+        return int(self.library.move_pages(ctypes.byref(batch), first, last, int(writing)))
 
     def copy_pages(
         self, host: int, places: Places, device_pages: PageIds, host_pages: PageIds, crc: Checksums, to_host: bool
@@ -87,4 +105,8 @@ def _bind(library: ctypes.CDLL) -> Native:
     library.copy_pages.restype = library.crc_units.restype = None
     library.has_crc_instruction.argtypes = ()
     library.has_crc_instruction.restype = flag
-    return Native(library, hardware=bool(library.has_crc_instruction()))
+    page_files = hasattr(library, "move_pages")
+    if page_files:
+        library.move_pages.argtypes = (pointer, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32)
+        library.move_pages.restype = ctypes.c_int64
+    return Native(library, bool(library.has_crc_instruction()), page_files)

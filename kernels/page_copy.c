@@ -9,9 +9,9 @@
  *
  * `hardware` 0 selects the portable slicing-by-8 tables; 1 needs has_crc_instruction() != 0. */
 
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
+
+#include "crc32c.h"
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "page_copy.c is written for little-endian machines"
@@ -198,7 +198,17 @@ static void order_stores(void) { _mm_sfence(); }
 static void order_stores(void) {}
 #endif
 
-/* ---- the two entry points ---- */
+/* ---- the entry points ---- */
+
+struct plan stream_plan(size_t nbytes) {
+    size_t stream = nbytes / (3 * LINE) * LINE;
+    return (struct plan){nbytes, stream, shift_factor(stream)};
+}
+
+uint32_t crc_unit(const uint8_t *src, const struct plan *plan, int hardware) {
+    return hardware ? crc_unit_hardware(NULL, src, plan->nbytes, plan->stream, plan->factor)
+                    : crc_unit_table(NULL, src, plan->nbytes, plan->stream, plan->factor);
+}
 
 /* Where the units of one (layer, part) lie: page p's is at `device` + p * bytes on the device, and at `host_offset` +
  * p * host_stride from the start of the host pool. The binding passes these as rows of int64. */
@@ -210,8 +220,7 @@ struct place {
  * `to_host` is 0, and writes their CRC32C to crc[i * units ...]. Units must not overlap. */
 void copy_pages(uint8_t *host, const struct place *places, size_t units, const int64_t *device_pages,
                 const int64_t *host_pages, size_t pages, uint32_t *crc, int to_host, int hardware) {
-    size_t bytes = 0, stream = 0;
-    uint32_t factor = 0;
+    struct plan plan = {0, 0, 0};
     for (size_t i = 0; i < pages; i++)
         for (size_t u = 0; u < units; u++) {
             const struct place *at = places + u;
@@ -219,22 +228,17 @@ void copy_pages(uint8_t *host, const struct place *places, size_t units, const i
             uint8_t *on_host = host + at->host_offset + host_pages[i] * at->host_stride;
             uint8_t *dst = to_host ? on_host : on_device;
             const uint8_t *src = to_host ? on_device : on_host;
-            if ((size_t)at->bytes != bytes) {
-                bytes = (size_t)at->bytes;
-                stream = bytes / (3 * LINE) * LINE;
-                factor = shift_factor(stream);
-            }
-            *crc++ = hardware ? copy_unit_fast(dst, src, bytes, stream, factor)
-                              : copy_unit_table(dst, src, bytes, stream, factor);
+            if ((size_t)at->bytes != plan.nbytes)
+                plan = stream_plan((size_t)at->bytes);
+            *crc++ = hardware ? copy_unit_fast(dst, src, plan.nbytes, plan.stream, plan.factor)
+                              : copy_unit_table(dst, src, plan.nbytes, plan.stream, plan.factor);
         }
     order_stores();
 }
 
 /* Writes the CRC32C of src[i], `nbytes` each, to crc[i]. */
 void crc_units(const uint8_t *const *src, size_t nbytes, size_t count, uint32_t *crc, int hardware) {
-    size_t stream = nbytes / (3 * LINE) * LINE;
-    uint32_t factor = shift_factor(stream);
+    struct plan plan = stream_plan(nbytes);
     for (size_t i = 0; i < count; i++)
-        crc[i] = hardware ? crc_unit_hardware(NULL, src[i], nbytes, stream, factor)
-                          : crc_unit_table(NULL, src[i], nbytes, stream, factor);
+        crc[i] = crc_unit(src[i], &plan, hardware);
 }

@@ -120,6 +120,7 @@ class Storage(_Section):
     free_floor_bytes: Count = GIB  # bytes that stay free on the file system
     io_threads: PositiveInt = 2  # pages read or written at once
     direct_writes: bool = True  # page files go past the kernel's cache; false = they stay in free memory for a while
+    fsync: bool = False  # wait until the disk has a page before it counts as stored; false = a power cut may lose some
     address: Annotated[str, Meta(pattern=ADDRESS)] = (
         ""  # host:port of the `lmcache` server or the `mooncake` master; empty = their usual ports on 127.0.0.1
     )

@@ -25,6 +25,7 @@ from kvtide.bench.rows import Row, at_most, compared, plain
 from kvtide.private_folder import private_folder
 from services.storage.backend import MAX_BATCH, ModelPages
 from services.storage.hash_file import HashFileBackend
+from services.storage.page_batch import Policy
 from services.storage.page_file import PageFormat
 from shared.config import Config
 from shared.errors import KvtideError
@@ -73,7 +74,9 @@ async def measure(config: Config, say: Callable[[str], None], peers: Path | None
 
 async def _measure(config: Config, folder: Path, size: int, goal: float, peers: Path | None) -> list[Row]:
     count, threads = ROUND_BYTES // size, config.storage.io_threads
-    backend = HashFileBackend(folder / "l3", 4 * ROUNDS * ROUND_BYTES, 0, threads, verify=config.cache.checksums)
+    backend = HashFileBackend(
+        folder / "l3", 4 * ROUNDS * ROUND_BYTES, 0, threads, policy=Policy(config.cache.checksums)
+    )
     await backend.start()
     try:
         geometry = PageGeometry(64, size // UNIT // 2, (Part("k", 4, 64, "bfloat16"), Part("v", 4, 64, "bfloat16")))

@@ -13,6 +13,7 @@ from services.storage.lmcache_store import LmcacheStore
 from services.storage.memory_store import MemoryStore
 from services.storage.mooncake_store import MooncakeStore
 from services.storage.none_backend import NoneBackend
+from services.storage.page_batch import Policy
 from services.storage.page_key import read_key
 from services.storage.sealed import SealedBackend
 from shared.config import Config
@@ -29,15 +30,16 @@ def make_backend(config: Config, identity: str) -> Backend:
 
 
 def _make(config: Config, identity: str) -> Backend:
-    storage, verify, direct = config.storage, config.cache.checksums, config.storage.direct_writes
+    storage, verify = config.storage, config.cache.checksums
+    policy = Policy(verify, storage.direct_writes, storage.fsync)
     key = read_key(Path(storage.key_file)) if storage.key_file else b""
     bounds = (storage.quota_bytes, storage.free_floor_bytes, storage.io_threads)
     match storage.backend:
         case "hash_file":
-            return HashFileBackend(config.storage_folder, *bounds, verify=verify, direct_writes=direct, key=key)
+            return HashFileBackend(config.storage_folder, *bounds, policy=policy, key=key)
         case "file":
             folder = config.storage_folder / RUNS / f"{config.run.name}-{identity}"
-            return FileBackend(folder, *bounds, verify=verify, direct_writes=direct)
+            return FileBackend(folder, *bounds, policy=policy)
         case "dynamic":
             return make_dynamic(
                 storage.dynamic_class, storage.options, storage.timeout_s, storage.io_threads, verify=verify, key=key

@@ -9,7 +9,6 @@ import errno
 import fcntl
 import mmap
 import os
-import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -18,17 +17,13 @@ BLOCK = 4096  # bytes: a multiple of every disk's own blocks; O_DIRECT wants mem
 O_DIRECT = getattr(os, "O_DIRECT", 0)  # 0: this system has no such thing
 CACHESTAT = 451  # the system call's number on every processor; elsewhere the call fails
 
-_scratch = threading.local()
 _syscall = ctypes.CDLL(None).syscall
 _syscall.restype = ctypes.c_long
 
 
-def block_buffer(size: int) -> memoryview:
-    """Memory that begins on a block; the same one for each call of this size in this thread."""
-    buffers: dict[int, memoryview] = _scratch.__dict__.setdefault("buffers", {})
-    if size not in buffers:
-        buffers[size] = memoryview(mmap.mmap(-1, size))
-    return buffers[size]
+def address(buffer: memoryview) -> int:
+    """Where contiguous memory begins."""
+    return int(np.frombuffer(buffer, np.uint8).__array_interface__["data"][0])
 
 
 def in_cache(file: int, size: int) -> bool:
@@ -41,8 +36,7 @@ def in_cache(file: int, size: int) -> bool:
 
 def fits(buffers: Sequence[memoryview]) -> bool:
     """May these buffers, one after the other from a file's beginning, go past the cache?"""
-    arrays = [np.frombuffer(each, dtype=np.uint8) for each in buffers]
-    return O_DIRECT != 0 and all(each.ctypes.data % BLOCK == 0 and each.size % BLOCK == 0 for each in arrays)
+    return O_DIRECT != 0 and all(address(each) % BLOCK == 0 and len(each) % BLOCK == 0 for each in buffers)
 
 
 def move_direct(move: Callable[[], None], file: int) -> bool:

@@ -35,10 +35,15 @@ class PageKey(NamedTuple):
         """The folder that the page is in."""
         return Shard(self.model, self.digest[:1].hex())
 
+    @property
+    def name(self) -> str:
+        """The page's file, from the store's folder."""
+        digest = self.digest.hex()
+        return f"{self.model}/{digest[:SHARD_DIGITS]}/{digest}{SUFFIX}"
+
     def path(self, folder: Path) -> Path:
         """The page's file."""
-        digest = self.digest.hex()
-        return Path(f"{folder}/{self.model}/{digest[:SHARD_DIGITS]}/{digest}{SUFFIX}")
+        return folder / self.name
 
 
 class Entry(NamedTuple):
@@ -113,11 +118,13 @@ class DiskIndex:
             if key in self._entries:
                 self._entries[key] = self._entries[key]._replace(good=False)
 
-    def note_read(self, key: PageKey) -> None:
-        """The bytes of a file were read."""
+    def note_read(self, keys: Iterable[PageKey]) -> None:
+        """The bytes of these files were read."""
         with self._lock:
-            if key in self._entries:
-                self._entries[key] = self._entries[key]._replace(read=True)
+            for key in keys:
+                entry = self._entries.get(key)
+                if entry is not None and not entry.read:
+                    self._entries[key] = entry._replace(read=True)
 
     def was_read(self, key: PageKey) -> bool:
         """Were they ever, as far as is known?"""

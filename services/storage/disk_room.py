@@ -3,11 +3,10 @@
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from services.storage.disk_index import DiskIndex, PageKey
-from services.storage.page_file import allocated_bytes
+from services.storage.plain_files import allocated_bytes
 from services.storage.tally import Tally
 from shared.errors import StorageError
 
@@ -49,22 +48,18 @@ class DiskRoom:
                     break
                 self._remove_one()
 
-    def store(self, key: PageKey, size: int, write: Callable[[], int]) -> None:
-        """Make room for a file of `size` bytes, `write` it (it returns what the file takes), and index it.
-
-        Raises StorageError if there is no room, and what `write` raises.
-        """
+    def reserve(self, size: int) -> None:
+        """Make room for a file of `size` bytes and keep it until `settle`. Raises StorageError if there is none."""
         with self._lock:
             self._make_room(size)
             self._reserved += size
-        taken = None
-        try:
-            taken = write()
-        finally:
-            with self._lock:
-                self._reserved -= size
-                if taken is not None:
-                    self._index.add(key, taken)
+
+    def settle(self, size: int, key: PageKey, taken: int | None) -> None:
+        """Use what was reserved: index the file that takes `taken` bytes now; None = it wasn't written."""
+        with self._lock:
+            self._reserved -= size
+            if taken is not None:
+                self._index.add(key, taken)
 
     def quarantine(self, key: PageKey) -> None:
         """Move a bad file out of the way; where that fails it is condemned to be a miss."""

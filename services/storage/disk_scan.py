@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from services.storage.disk_index import MODEL_DIGITS, SHARD_DIGITS, SUFFIX, DiskIndex, PageKey, Shard
-from services.storage.page_file import OPEN_TO_READ, allocated_bytes
+from services.storage.plain_files import OPEN_TO_READ, allocated_bytes
 from services.storage.tally import Tally
 
 _MODEL = re.compile(rf"[0-9a-f]{{{MODEL_DIGITS}}}")

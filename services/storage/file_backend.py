@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from services.storage.hash_file import HashFileBackend
+from services.storage.page_batch import DEFAULT, Policy
 from shared.errors import StorageError
 from shared.messages.storage import BackendInfo
 
@@ -17,11 +18,9 @@ class FileBackend(HashFileBackend):
     """`hash_file` in a folder of its own, with nothing in it at the start and gone at the end."""
 
     def __init__(
-        self, folder: Path, quota_bytes: int, free_floor_bytes: int, io_threads: int, *,
-        verify: bool = True, direct_writes: bool = True,
-    ) -> None:  # fmt: skip
-        pages = folder / "pages"
-        super().__init__(pages, quota_bytes, free_floor_bytes, io_threads, verify=verify, direct_writes=direct_writes)
+        self, folder: Path, quota_bytes: int, free_floor_bytes: int, io_threads: int, *, policy: Policy = DEFAULT
+    ) -> None:
+        super().__init__(folder / "pages", quota_bytes, free_floor_bytes, io_threads, policy=policy)
         self._run_folder = folder
         self._lock: int | None = None
 

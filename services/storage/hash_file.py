@@ -4,19 +4,20 @@ import asyncio
 import itertools
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from services.storage.backend import Backend, BatchRead, ModelPages, check_batch
-from services.storage.disk_index import MODEL_DIGITS, DiskIndex, PageKey
+from services.storage.disk_index import MODEL_DIGITS, SUFFIX, DiskIndex, PageKey
 from services.storage.disk_room import DiskRoom
 from services.storage.disk_scan import DiskScan
 from services.storage.folder_notes import note_model, store_id
-from services.storage.page_file import CorruptPageError, PageFormat, allocated_bytes, read_page, write_page
+from services.storage.page_batch import DAMAGED, DEFAULT, DONE, FAILED, GONE, SKIPPED, THERE, PageBatch, Policy
+from services.storage.page_file import PageFormat
+from services.storage.plain_files import allocated_bytes
 from services.storage.tally import Tally
 from shared.errors import StorageError
 from shared.geometry import PageGeometry
@@ -42,16 +43,15 @@ class HashFileBackend(Backend):
 
     def __init__(
         self, folder: Path, quota_bytes: int, free_floor_bytes: int, io_threads: int, *,
-        verify: bool = True, direct_writes: bool = True, key: bytes = b"",
+        policy: Policy = DEFAULT, key: bytes = b"",
     ) -> None:  # fmt: skip
-        """verify: compare checksums on a read. direct_writes: past the kernel's cache, where that is possible. key: of
-        the pages, see PageFormat."""
+        """key: of the pages, see PageFormat."""
         self._key = key
         self.folder = folder
         self.index = DiskIndex()
         self.tally = Tally()
         self.room = DiskRoom(folder, self.index, quota_bytes, free_floor_bytes, self.tally)
-        self.verify, self.direct_writes = verify, direct_writes
+        self.policy = policy
         self.io_threads = io_threads
         self.readers = ThreadPoolExecutor(io_threads, "l3-read")
         self.writers = ThreadPoolExecutor(io_threads, "l3-write")
@@ -106,14 +106,6 @@ class HashFileBackend(Backend):
         return await asyncio.get_running_loop().run_in_executor(executor, work)
 
 
-class PageRead(NamedTuple):
-    """What became of one page."""
-
-    checksums: Checksums | None = None  # None = a miss
-    corrupt: bool = False
-    failed: bool = False
-
-
 class HashFilePages(ModelPages):
     """One model's files."""
 
@@ -133,13 +125,13 @@ class HashFilePages(ModelPages):
         self, digests: Sequence[bytes], buffers: Sequence[memoryview], stop: threading.Event
     ) -> BatchRead:
         check_batch(digests, buffers)
-        work = [partial(self._get, *each, stop) for each in zip(digests, buffers, strict=True)]
-        results = await self._all(self._store.readers, work)
-        return BatchRead(
-            [read.checksums for read in results],
-            sum(read.corrupt for read in results),
-            sum(read.failed for read in results),
-        )
+        if not digests:
+            return BatchRead([], 0)
+        keys = [*map(self._key, digests)]
+        batch = PageBatch(self._layout, self._paths(keys), digests, buffers, self._store.policy)
+        await self._all(self._store.readers, batch, partial(self._get, keys, batch), stop)
+        checksums = [batch.checksums(at) if each == DONE else None for at, each in enumerate(batch.outcomes)]
+        return BatchRead(checksums, batch.count(DAMAGED), batch.count(FAILED))
 
     async def batch_set(
         self,
@@ -149,13 +141,20 @@ class HashFilePages(ModelPages):
         stop: threading.Event,
     ) -> list[bool]:
         check_batch(digests, buffers, checksums)
-        work = [partial(self._set, *each, stop) for each in zip(digests, buffers, checksums, strict=True)]
-        return await self._all(self._store.writers, work)
+        if not digests:
+            return []
+        keys = [*map(self._key, digests)]
+        paths = self._paths(keys)
+        own = [f"{path.removesuffix(SUFFIX)}.{self._process}-{next(self._serial)}.tmp" for path in paths]
+        batch = PageBatch(self._layout, paths, digests, buffers, self._store.policy, checksums, own)
+        await self._all(self._store.writers, batch, partial(self._set, keys, batch), stop)
+        return [outcome in (DONE, SKIPPED) for outcome in batch.outcomes]
 
     async def remove(self, digests: Sequence[bytes]) -> int:
         check_batch(digests)
-        keys = [key for key in map(self._key, digests) if self._store.index.use(key)]
-        return sum(await self._all(self._store.writers, [partial(self._store.room.remove, key) for key in keys]))
+        store = self._store
+        keys = [key for key in map(self._key, digests) if store.index.use(key)]
+        return await store.in_thread(store.writers, lambda: sum(map(store.room.remove, keys)))
 
     def holds(self, digest: bytes) -> bool:
         return self._store.index.knows(self._key(digest))
@@ -166,71 +165,104 @@ class HashFilePages(ModelPages):
     def _key(self, digest: bytes) -> PageKey:
         return PageKey(self._model, digest)
 
-    async def _all(self, executor: ThreadPoolExecutor, work: Sequence[Callable[[], T]]) -> list[T]:
-        """Results of `work` in its order. A thread takes piece after piece: to be woken for each would take longer than
-        a small page does. A caller that is cancelled leaves at most the pieces behind that have begun."""
-        waiting = iter(range(len(work)))  # safe for threads: each number comes once
-        results: dict[int, T] = {}
+    def _paths(self, keys: Sequence[PageKey]) -> list[str]:
+        return [f"{self._store.folder}/{key.name}" for key in keys]
+
+    async def _all(
+        self, executor: ThreadPoolExecutor, batch: PageBatch, move: Callable[[int, int], int], stop: threading.Event
+    ) -> None:
+        """`move` all pages of a batch. A thread takes slice after slice: to be woken for each would take longer than a
+        small page does. A caller that is cancelled leaves at most the pages behind that have begun."""
+        slices = iter(batch.slices(self._store.io_threads))  # safe for threads: each comes once
 
         def take() -> None:
-            for at in waiting:
-                results[at] = work[at]()
+            for first, last in slices:
+                while first < last:
+                    if stop.is_set() or batch.stopped:
+                        return
+                    first = move(first, last)
 
-        threads = min(self._store.io_threads, len(work))
+        threads = min(self._store.io_threads, len(batch))
         calls = (self._store.in_thread(executor, take) for _ in range(threads))
         try:
             for ended in await asyncio.gather(*calls, return_exceptions=True):  # all: no thread may outlive the batch
                 if isinstance(ended, BaseException):
                     raise ended
         finally:
-            deque(waiting, maxlen=0)
-        return [results[at] for at in range(len(work))]
+            batch.stop()
 
-    def _get(self, digest: bytes, page: memoryview, stop: threading.Event) -> PageRead:
-        store, key = self._store, self._key(digest)
-        if stop.is_set():
-            return PageRead()
-        if not store.index.use(key):
-            store.tally.add("miss")
-            return PageRead()
-        try:
-            checksums = read_page(key.path(store.folder), self._layout, digest, page, verify=store.verify)
-        except FileNotFoundError:
+    def _get(self, keys: Sequence[PageKey], batch: PageBatch, first: int, last: int) -> int:
+        """Read a slice. Returns the first page that it didn't come to."""
+        index, outcomes = self._store.index, batch.outcomes
+        for at in range(first, last):
+            if not index.use(keys[at]):
+                outcomes[at] = SKIPPED
+        end = batch.read(first, last)
+        done = []
+        for at in range(first, end):
+            if outcomes[at] == DONE:
+                done.append(keys[at])
+            else:
+                self._note_miss(keys[at], batch, at)
+        index.note_read(done)
+        self._store.tally.add("get_pages", len(done))
+        self._store.tally.add("get_bytes", len(done) * self._layout.page_bytes)
+        return end
+
+    def _note_miss(self, key: PageKey, batch: PageBatch, at: int) -> None:
+        """Count a page that wasn't read, and put its file out of the way if that is bad."""
+        store, outcome = self._store, batch.outcomes[at]
+        if outcome == GONE:
             store.index.drop(key)
+        if outcome in (GONE, SKIPPED):
             store.tally.add("miss")
-            return PageRead()
-        except CorruptPageError as error:
-            store.tally.note("corrupt", f"{key.path(store.folder)}: {error}")
+        elif outcome in DAMAGED:
+            store.tally.note("corrupt", f"{key.path(store.folder)}: {batch.error(at)}")
             store.room.quarantine(key)
-            return PageRead(corrupt=True)
-        except OSError as error:
-            store.tally.note("read_failed", error)
-            return PageRead(failed=True)
-        store.index.note_read(key)
-        store.tally.add("get_pages")
-        store.tally.add("get_bytes", self._layout.page_bytes)
-        return PageRead(checksums)
+        elif outcome in FAILED:
+            store.tally.note("read_failed", batch.error(at))
 
-    def _set(self, digest: bytes, page: memoryview, checksums: Checksums, stop: threading.Event) -> bool:
-        store, key, size = self._store, self._key(digest), self._layout.file_bytes
-        if stop.is_set():
-            return False
-        if store.index.use(key):
-            return True
-        path = key.path(store.folder)
-        own = f"{self._process}-{next(self._serial)}"
+    def _set(self, keys: Sequence[PageKey], batch: PageBatch, first: int, last: int) -> int:
+        """Write a slice, or as much of it as there is room for. Returns the first page that it didn't come to."""
+        store, outcomes, size, reserved = self._store, batch.outcomes, self._layout.file_bytes, []
+        for at in range(first, last):
+            if store.index.use(keys[at]):
+                outcomes[at] = SKIPPED
+                continue
+            batch.replaces[at] = store.index.knows(keys[at])  # and it is bad
+            try:
+                store.room.reserve(size)
+                reserved.append(at)
+            except (OSError, StorageError) as error:
+                if reserved:  # they may be what makes room
+                    last = at
+                    break
+                store.tally.note("dropped", error)
+                return at + 1
         try:
-            if not store.index.knows(key) and path.exists():  # another instance's, newer than the last scan
-                store.index.add(key, allocated_bytes(path.stat()))
-                return True
-            write = partial(write_page, path, self._layout, digest, page, checksums, own, direct=store.direct_writes)
-            store.room.store(key, size, write)
-        except (OSError, StorageError) as error:
-            store.tally.note("dropped", error)
-            return False
-        store.tally.add("set_pages")
-        store.tally.add("set_bytes", self._layout.page_bytes)
-        return True
+            end = batch.write(first, last)
+        finally:
+            for at in reserved:
+                store.room.settle(size, keys[at], batch.lengths[at] if outcomes[at] == DONE else None)
+        done = 0
+        for at in range(first, end):
+            done += outcomes[at] == DONE
+            if outcomes[at] == THERE:  # another instance's, newer than the last scan
+                outcomes[at] = self._adopt(keys[at])
+            elif outcomes[at] in FAILED:
+                store.tally.note("dropped", batch.error(at))
+        store.tally.add("set_pages", done)
+        store.tally.add("set_bytes", done * self._layout.page_bytes)
+        return end
+
+    def _adopt(self, key: PageKey) -> int:
+        """Index a file that another instance wrote. Returns its outcome."""
+        try:
+            self._store.index.add(key, allocated_bytes(key.path(self._store.folder).lstat()))
+        except OSError as error:  # it was removed at once
+            self._store.tally.note("dropped", error)
+            return GONE
+        return SKIPPED
 
 
 def model_name(model_fingerprint: bytes) -> str:

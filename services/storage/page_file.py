@@ -3,28 +3,22 @@
     | magic | version | header bytes | model fingerprint | digest | page bytes | units | CRC32C of each unit |
     | proof | CRC32C |
 
-The proof is there with `storage.key_file` (`page_key`). The last field covers the header before it. Header and page are
-read and written with one system call, straight from and into the host pool: through aiofiles that takes three to five
-times as long. The header ends on a block of the file system, so that the page begins on one.
+The proof is there with `storage.key_file` (`page_key`). The last field covers the header before it. The header ends on
+a block of the file system, so that the page begins on one: `page_batch` moves both between disk and host pool.
 """
 
-import contextlib
-import fcntl
-import os
-import stat
 import struct
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from kernels.checksum import crc32c, crc32c_units
-from services.storage import test_hooks
-from services.storage.direct_io import BLOCK, block_buffer, fits, in_cache, move_direct
+from kernels.checksum import crc32c, crc32c_rows, crc32c_units
+from services.storage.direct_io import BLOCK
 from services.storage.page_key import PROOF_BYTES, proof, proves
 from shared.errors import StorageError
 from shared.geometry import PageGeometry
+from shared.page_hash import DIGEST_BYTES
 from shared.segments import Checksums
 
 MAGIC = b"KVTIDEPG"
@@ -32,9 +26,9 @@ VERSION = 1
 FIXED = struct.Struct("<8sII32s32sQQ")
 FIELDS = ("magic", "version", "header bytes", "model fingerprint", "digest", "page bytes", "units")
 CHECK = struct.Struct("<I")
-OPEN_TO_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO must not hold a thread
-OPEN_TO_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-TOUCH_AFTER_S = 60  # a hit renews a file's time at most this often: a restart's LRU is right to the minute
+DIGEST_AT = struct.calcsize("<8sII32s")
+
+Bytes2D = npt.NDArray[np.uint8]
 
 
 class CorruptPageError(StorageError):
@@ -54,7 +48,8 @@ class PageFormat:
             units, per_run = units[:1], geometry.units
         else:
             per_run = geometry.layers
-        self._runs = [(geometry.unit_offset(part, 0), unit, unit * per_run) for part, unit in enumerate(units)]
+        runs = [(geometry.unit_offset(part, 0), unit, per_run) for part, unit in enumerate(units)]
+        self.runs = np.array(runs, np.int64)  # [n, 3]: where units of one length begin, their length, how many
         self._key = key
         self._proof_at = FIXED.size + 4 * geometry.units
         used = self._proof_at + (PROOF_BYTES if key else 0) + CHECK.size
@@ -65,13 +60,42 @@ class PageFormat:
         """Length of a file."""
         return self.header_bytes + self.page_bytes
 
+    @property
+    def keyed(self) -> bool:
+        """Are only pages of one key read?"""
+        return bool(self._key)
+
     def header(self, digest: bytes, checksums: Checksums, page: memoryview) -> bytes:
         """The header of a page; `checksums` is uint32 [units]."""
-        head = self._fixed(digest) + checksums.astype("<u4").tobytes()
+        header = np.empty((1, self.header_bytes), np.uint8)
+        self.fill(header, [digest], [checksums], [page])
+        return header.tobytes()
+
+    def fill(
+        self, headers: Bytes2D, digests: Sequence[bytes], checksums: Sequence[Checksums], pages: Sequence[memoryview]
+    ) -> None:
+        """Write the headers of n pages into uint8 [n, header_bytes], contiguous."""
+        headers[:, : FIXED.size] = self.beginnings(digests)
+        headers[:, FIXED.size : self._proof_at] = np.array(checksums, dtype="<u4").view(np.uint8)
+        headers[:, self._proof_at :] = 0
         if self._key:
-            head += proof(self._key, head, page)
-        head = head.ljust(self.header_bytes - CHECK.size, b"\0")
-        return head + CHECK.pack(crc32c(head))
+            for header, page in zip(headers, pages, strict=True):
+                found = proof(self._key, header[: self._proof_at].data, page)
+                header[self._proof_at : self._proof_at + PROOF_BYTES] = np.frombuffer(found, np.uint8)
+        crc = crc32c_rows(headers, self.header_bytes - CHECK.size)
+        headers[:, -CHECK.size :] = crc.astype("<u4").view(np.uint8).reshape(-1, CHECK.size)
+
+    def beginnings(self, digests: Sequence[bytes]) -> Bytes2D:
+        """uint8 [n, 112]: what the headers of these pages begin with."""
+        one = np.frombuffer(self._fixed(bytes(DIGEST_BYTES)), np.uint8)
+        found = np.tile(one, (len(digests), 1))
+        wanted = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_BYTES)
+        found[:, DIGEST_AT : DIGEST_AT + DIGEST_BYTES] = wanted
+        return found
+
+    def table(self, header: bytes | memoryview) -> Checksums:
+        """uint32 [units]: the checksums in a header."""
+        return np.frombuffer(header, "<u4", self.geometry.units, FIXED.size).astype(np.uint32)
 
     def checksums_in(self, header: bytes | memoryview, digest: bytes) -> Checksums:
         """The table of a header. Raises CorruptPageError naming the field that is wrong."""
@@ -81,11 +105,12 @@ class PageFormat:
                 raise CorruptPageError(f"{field} is {value!r} instead of {want!r}")
         if CHECK.unpack_from(header, self.header_bytes - CHECK.size)[0] != crc32c(memoryview(header)[: -CHECK.size]):
             raise CorruptPageError("the header's checksum is wrong")
-        return np.frombuffer(header, "<u4", self.geometry.units, FIXED.size).astype(np.uint32)
+        return self.table(header)
 
     def checksums_of(self, page: memoryview) -> Checksums:
         """uint32 [units] of a page's bytes."""
-        return np.concatenate([crc32c_units(page[start : start + size], unit) for start, unit, size in self._runs])
+        runs = self.runs.tolist()
+        return np.concatenate([crc32c_units(page[start : start + unit * n], unit) for start, unit, n in runs])
 
     def check_origin(self, header: bytes | memoryview, page: memoryview) -> None:
         """Raises CorruptPageError when a page wasn't written with the key."""
@@ -105,88 +130,3 @@ class PageFormat:
         return FIXED.pack(
             MAGIC, VERSION, self.header_bytes, self.model_fingerprint, digest, self.page_bytes, self.geometry.units
         )
-
-
-def read_page(path: Path, layout: PageFormat, digest: bytes, page: memoryview, *, verify: bool) -> Checksums:
-    """Read a page's bytes into `page` and return its checksums, verified against the bytes unless told otherwise.
-
-    Raises CorruptPageError, or OSError (FileNotFoundError for a page that isn't there).
-    """
-    test_hooks.before_read(path)
-    header = block_buffer(layout.header_bytes)
-    file = os.open(path, OPEN_TO_READ)
-    try:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode):
-            raise CorruptPageError("it is no regular file")
-        if status.st_size != layout.file_bytes:
-            raise CorruptPageError(f"the file has {status.st_size} bytes instead of {layout.file_bytes}")
-        if in_cache(file, layout.file_bytes) or not _direct(os.preadv, file, [header, page]):
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)  # a cold page in one request instead of small ones
-            _whole(os.preadv, file, [header, page])
-        if time.time() - status.st_mtime > TOUCH_AFTER_S:
-            with contextlib.suppress(PermissionError):  # another user's file in a shared folder
-                os.utime(file)
-    finally:
-        os.close(file)
-    checksums = layout.checksums_in(header, digest)
-    layout.check_origin(header, page)
-    if verify:
-        layout.verify(page, checksums)
-    return checksums
-
-
-def write_page(
-    path: Path, layout: PageFormat, digest: bytes, page: memoryview, checksums: Checksums, own: str, *, direct: bool
-) -> int:
-    """Write a page under a temporary name that ends in `own`, then give it its name. Returns the bytes it takes.
-
-    direct: past the kernel's cache, where that is possible.
-
-    The temporary file is locked while its writer lives: see `disk_scan`. Raises OSError, and leaves nothing then.
-    """
-    test_hooks.before_write()
-    temporary = path.with_name(f"{path.stem}.{own}.tmp")
-    try:
-        file = os.open(temporary, OPEN_TO_WRITE, 0o600)
-    except FileNotFoundError:  # the first page of its folder
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(temporary, OPEN_TO_WRITE, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.posix_fallocate(file, 0, layout.file_bytes)
-        header = block_buffer(layout.header_bytes)
-        header[:] = layout.header(digest, checksums, page)
-        if not direct or not _direct(os.pwritev, file, [header, page]):
-            _whole(os.pwritev, file, [header, page])
-        temporary.rename(path)
-        return allocated_bytes(os.fstat(file))
-    except (OSError, StorageError):
-        temporary.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(file)
-
-
-def allocated_bytes(status: os.stat_result) -> int:
-    """Bytes that a file takes on its disk; its length where compression hides that."""
-    return max(status.st_blocks * 512, status.st_size)
-
-
-def _direct(move: Callable[[int, list[memoryview], int], int], file: int, buffers: list[memoryview]) -> bool:
-    """`_whole`, past the kernel's cache. False when that is impossible here."""
-    return fits(buffers) and move_direct(lambda: _whole(move, file, list(buffers)), file)
-
-
-def _whole(move: Callable[[int, list[memoryview], int], int], file: int, buffers: list[memoryview]) -> None:
-    """Call preadv or pwritev until every buffer is done: one call may move less than asked for."""
-    offset = 0
-    while buffers:
-        moved = move(file, buffers, offset)
-        if moved <= 0:
-            raise CorruptPageError(f"the file ends at {offset}")
-        offset += moved
-        while buffers and moved >= len(buffers[0]):
-            moved -= len(buffers.pop(0))
-        if moved:
-            buffers[0] = buffers[0][moved:]

@@ -6,6 +6,7 @@ They act as long as they exist, on every page. READ and WRITE act once, as the p
 import errno
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from shared import test_hooks
@@ -18,6 +19,13 @@ FAIL_WRITE = "storage_fail_write"  # content: name of the error, "" = ENOSPC: th
 CUT_FILE = "storage_cut_file"  # each page file loses its second half before it is read
 READ, WRITE = "storage_read", "storage_write"  # see shared.test_hooks
 
+Hook = Callable[[Path], None]  # takes the page file's path
+
+
+def active() -> bool:
+    """Are there hooks?"""
+    return bool(os.environ.get(VARIABLE))
+
 
 def before_read(path: Path) -> None:
     """Called in the I/O thread before a page file is read. Raises OSError on request."""
@@ -29,7 +37,7 @@ def before_read(path: Path) -> None:
         _fail(Path(folder) / FAIL_READ, "EIO")
 
 
-def before_write() -> None:
+def before_write(path: Path) -> None:
     """Called in the I/O thread before a page is written. Raises OSError on request."""
     if folder := os.environ.get(VARIABLE):
         test_hooks.reach(WRITE)

@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import os
+import resource
 import stat
 import threading
 from pathlib import Path
@@ -11,7 +12,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from services.storage import disk_room, hash_file
+from services.storage import disk_room, page_batch, test_hooks
 from services.storage.page_file import BLOCK, PageFormat
 from shared.errors import StorageError
 from shared.geometry import PageGeometry, Part
@@ -203,33 +204,27 @@ async def test_store_04_a_dead_writers_leftovers_go_a_living_ones_stay(make_stor
     assert store.stats()["l3_files"] == 1
 
 
-async def test_store_04_a_failed_write_leaves_nothing(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_store_04_a_failed_write_leaves_nothing(make_store: MakeStore) -> None:
     store = await make_store()
     pages = await store.of_model(MODEL, GEOMETRY)
-
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "pwritev", full)
-    assert await put(pages, 0) == [False]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES - 1, hard))  # the system refuses the last byte
+    try:
+        assert await put(pages, 0, 1) == [False, False]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(store.folder.rglob("*.tmp"))
     assert not page_files(store.folder)
-    assert store.stats()["l3_dropped"] == 1
-    monkeypatch.undo()
-    assert await put(pages, 0) == [True]
+    assert (store.stats()["l3_dropped"], store.stats()["l3_bytes"]) == (2, 0)
+    assert await put(pages, 0, 1) == [True, True]
+    assert store.stats()["l3_bytes"] == disk_bytes(store.folder)
 
 
+@pytest.mark.parametrize("call_bytes", [999, 4096, 5000])
 async def test_store_04_short_reads_and_writes_are_continued(
-    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, call_bytes: int
 ) -> None:
-    def shortened(move):
-        def short(file, buffers, offset):
-            return move(file, [buffers[0][:1000]], offset)
-
-        return short
-
-    monkeypatch.setattr(os, "pwritev", shortened(os.pwritev))
-    monkeypatch.setattr(os, "preadv", shortened(os.preadv))
+    monkeypatch.setattr(page_batch, "CALL_BYTES", call_bytes)
     pages = await (await make_store()).of_model(MODEL, GEOMETRY)
     assert await put(pages, 0) == [True]
     assert await hits(pages, 0) == [True]
@@ -272,13 +267,13 @@ async def test_a_cancelled_batch_begins_no_further_page(make_store: MakeStore, m
     begun: list[Path] = []
     first, let_go = threading.Event(), threading.Event()
 
-    def read_page(path: Path, *arguments: object, **options: object) -> None:
+    def slow(path: Path) -> None:
         begun.append(path)
         first.set()
         let_go.wait(10)
-        raise OSError("slow disk")
 
-    monkeypatch.setattr(hash_file, "read_page", read_page)
+    monkeypatch.setattr(test_hooks, "active", lambda: True)
+    monkeypatch.setattr(test_hooks, "before_read", slow)
     batch = asyncio.create_task(get(pages, *range(8)))
     assert await asyncio.to_thread(first.wait, 10)
     batch.cancel()
@@ -286,6 +281,13 @@ async def test_a_cancelled_batch_begins_no_further_page(make_store: MakeStore, m
     let_go.set()
     store.readers.shutdown(wait=True)
     assert 1 <= len(begun) <= store.io_threads
+
+
+async def test_a_batch_of_nothing_is_done_at_once(make_store: MakeStore) -> None:
+    pages = await (await make_store()).of_model(MODEL, GEOMETRY)
+    assert await put(pages) == []
+    assert (await get(pages)).checksums == []
+    assert await pages.remove([]) == 0
 
 
 @pytest.mark.parametrize("dims", [(8, 8), (8, 4), (4, 8, 2)])
