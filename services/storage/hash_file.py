@@ -130,8 +130,7 @@ class HashFilePages(ModelPages):
         keys = [*map(self._key, digests)]
         batch = PageBatch(self._layout, self._paths(keys), digests, buffers, self._store.policy)
         await self._all(self._store.readers, batch, partial(self._get, keys, batch), stop)
-        checksums = [batch.checksums(at) if each == DONE else None for at, each in enumerate(batch.outcomes)]
-        return BatchRead(checksums, batch.count(DAMAGED), batch.count(FAILED))
+        return BatchRead(batch.checksums(), batch.count(DAMAGED), batch.count(FAILED))
 
     async def batch_set(
         self,

@@ -93,9 +93,10 @@ class PageFormat:
         found[:, DIGEST_AT : DIGEST_AT + DIGEST_BYTES] = wanted
         return found
 
-    def table(self, header: bytes | memoryview) -> Checksums:
-        """uint32 [units]: the checksums in a header."""
-        return np.frombuffer(header, "<u4", self.geometry.units, FIXED.size).astype(np.uint32)
+    def tables(self, headers: Bytes2D) -> Checksums:
+        """uint32 [n, units]: the checksums in n headers."""
+        found = np.ascontiguousarray(headers[:, FIXED.size : self._proof_at])
+        return found.view("<u4").astype(np.uint32, copy=False)
 
     def checksums_in(self, header: bytes | memoryview, digest: bytes) -> Checksums:
         """The table of a header. Raises CorruptPageError naming the field that is wrong."""
@@ -105,7 +106,7 @@ class PageFormat:
                 raise CorruptPageError(f"{field} is {value!r} instead of {want!r}")
         if CHECK.unpack_from(header, self.header_bytes - CHECK.size)[0] != crc32c(memoryview(header)[: -CHECK.size]):
             raise CorruptPageError("the header's checksum is wrong")
-        return self.table(header)
+        return self.tables(np.frombuffer(header, np.uint8).reshape(1, -1))[0]
 
     def checksums_of(self, page: memoryview) -> Checksums:
         """uint32 [units] of a page's bytes."""

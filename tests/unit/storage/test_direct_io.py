@@ -47,7 +47,8 @@ class OnePage:
         assert batch.read(0, 1) == 1
         if batch.outcomes[0] != DONE:
             raise batch.error(0)
-        np.testing.assert_array_equal(batch.checksums(0), self.checksums)
+        [checksums] = batch.checksums()
+        np.testing.assert_array_equal(checksums, self.checksums)
         return bytes(page), bool(batch.past_cache[0])
 
     def memory(self, content: bytes = b"") -> memoryview:
