@@ -10,7 +10,7 @@ from services.storage.breaker import BreakerBackend
 from tests.backends import lmcache_rig, mooncake_rig
 from tests.backends.lmcache_rig import LmcacheRig, lmcache_server
 from tests.backends.mooncake_rig import Cluster, MooncakeRig
-from tests.backends.rigs import FileRig, GuideRig, HashFileRig, HiCacheRig, MemoryRig, Rig
+from tests.backends.rigs import FileRig, GuideRig, HashFileRig, HiCacheRig, MemoryRig, PlainHashFileRig, Rig
 from tests.backends.servers import Server
 from tests.unit.storage.pages import GEOMETRY, MODEL
 
@@ -37,11 +37,16 @@ def mooncake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster.kill()
 
 
-@pytest.fixture(params=[kind for kind, reason in KINDS.items() if not reason])
+PLAIN = "hash_file in Python"
+
+
+@pytest.fixture(params=[PLAIN, *(kind for kind, reason in KINDS.items() if not reason)])
 async def rig(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     monkeypatch.syspath_prepend(tmp_path)  # where the guide's module is written
     rig: Rig
-    if request.param in LOCAL:
+    if request.param == PLAIN:
+        rig = PlainHashFileRig(tmp_path)
+    elif request.param in LOCAL:
         rig = LOCAL[request.param](tmp_path)
     elif request.param == "mooncake":
         rig = MooncakeRig(tmp_path, request.getfixturevalue("mooncake"))

@@ -4,7 +4,6 @@ A rig owns what outlives a backend: a folder, a process. It makes any number of 
 """
 
 import asyncio
-import errno
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,14 +11,14 @@ from pathlib import Path
 from typing import ClassVar
 from unittest import mock
 
-from services.storage import hash_file
+from kernels import native
 from services.storage.backends import make_backend
 from services.storage.breaker import BreakerBackend
 from services.storage.hash_file import HashFileBackend
 from services.storage.key_value import key_of
 from services.storage.page_file import PageFormat
 from services.storage.sealed import HEADER_BLOCK, SealedBackend
-from services.storage.test_hooks import SLOW_READ, VARIABLE
+from services.storage.test_hooks import FAIL_READ, FAIL_WRITE, SLOW_READ, VARIABLE
 from shared.config import load_config
 from tests.backends.guide import write_guide_module
 from tests.unit.storage.pages import FILE_BYTES, GEOMETRY, MODEL, Page
@@ -164,15 +163,33 @@ class HashFileRig(Rig):
 
     @asynccontextmanager
     async def lost(self, backend: BreakerBackend) -> AsyncIterator[None]:
-        broken = mock.Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
-        with mock.patch.multiple(hash_file, read_page=broken, write_page=broken):
+        hooks = [self.folder / name for name in (FAIL_READ, FAIL_WRITE)]
+        for hook in hooks:
+            hook.write_text("EIO")
+        with mock.patch.dict(os.environ, {VARIABLE: str(self.folder)}):
             yield
+        for hook in hooks:
+            hook.unlink()
 
     @asynccontextmanager
     async def stalled(self, backend: BreakerBackend) -> AsyncIterator[None]:
         (self.folder / SLOW_READ).write_text(str(4 * self.timeout_s))
         with mock.patch.dict(os.environ, {VARIABLE: str(self.folder)}):
             yield
+
+
+class PlainHashFileRig(HashFileRig):
+    """`hash_file` without the C extension."""
+
+    damaged = Rig.damaged
+
+    async def open(self) -> None:
+        self._without = mock.patch.object(native, "load", return_value=(None, "turned off by a test"))
+        self._without.start()
+
+    async def close(self) -> None:
+        await super().close()
+        self._without.stop()
 
 
 class FileRig(HashFileRig):
