@@ -1,7 +1,7 @@
 """Virtual time: a queue of actions. Nothing in a simulation waits."""
 
-import heapq
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 Action = Callable[..., None]
@@ -18,14 +18,18 @@ class Clock:
 
     def after(self, delay: float, action: Action, *args: Any) -> None:
         """Run `action(*args)` in `delay` seconds."""
+        self.put(delay, action, args)
+
+    def put(self, delay: float, action: Action, args: tuple[Any, ...]) -> None:
+        """The same, with the arguments at hand."""
         self._number += 1
-        heapq.heappush(self._queue, (self.now + delay, self._number, action, args))
+        heappush(self._queue, (self.now + delay, self._number, action, args))
 
     def step(self) -> bool:
         """Run the next action. False when there is none."""
         if not self._queue:
             return False
-        self.now, _, action, args = heapq.heappop(self._queue)
+        self.now, _, action, args = heappop(self._queue)
         self.steps += 1
         action(*args)
         return True

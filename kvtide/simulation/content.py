@@ -52,9 +52,10 @@ def of_rank(slots: list[Slot], rank: int) -> list[Slot]:
 def attend(start: int, slots: Iterable[Slot], rank: int = 0) -> int:
     """The hash that reading `slots` gives: the sequence's own when every slot is the right one."""
     mark = rank * RANK_MARK
+    start ^= mark
     for before, after in slots:
-        start = after ^ mark if before ^ mark == start else hash((start, after, WRONG))
-    return start
+        start = after if before == start else hash((start ^ mark, after, WRONG)) ^ mark
+    return start ^ mark
 
 
 def spoil(page: PageContent) -> PageContent:

@@ -21,7 +21,7 @@ LATE_S = (0.01, 0.3, 5.0)  # how long a late message may take
 MOST_KEPT = 16  # messages for one successor
 NOTICED = 0.5  # of lost messages, so that deadlines have something to do, too
 HELD_S = 0.1  # between two tries to bring a safe message over a cut link
-NEVER_AGAIN = (PeerExited, PagesDropped)  # what a storage tells once
+NEVER_AGAIN = frozenset((PeerExited, PagesDropped))  # what a storage tells once
 
 
 class Network:
@@ -42,7 +42,7 @@ class Network:
 
     def to_scheduler(self, sender: PeerKey, receiver_epoch: int, message: Message, link: "Shell | None" = None) -> None:
         """A peer sends, to `link` if that still runs, else to the newest scheduler."""
-        safe = isinstance(message, NEVER_AGAIN) or sender.identity.startswith("gateway")
+        safe = type(message) in NEVER_AGAIN or sender.identity.startswith("gateway")
         self._send(sender.identity, True, safe, message, self._to_scheduler, sender, receiver_epoch, message, link)
 
     def _to_scheduler(self, sender: PeerKey, receiver_epoch: int, message: Message, link: "Shell | None") -> None:
@@ -65,7 +65,7 @@ class Network:
             self._keep(receiver.identity, sender_epoch, receiver.epoch, message)
 
     def _keep(self, identity: str, *args: Any) -> None:
-        if not isinstance(args[-1], Heartbeat):
+        if type(args[-1]) is not Heartbeat:
             self._kept.setdefault(identity, deque(maxlen=MOST_KEPT)).append(args)
 
     def succeed(self, identity: str, process: "Pausable", take: Action) -> None:
@@ -97,7 +97,7 @@ class Network:
         """`safe`: nobody asks for the message again, so that only a process's end loses it."""
         if identity in self.cut and not safe:
             return
-        if isinstance(message, Heartbeat):  # it says nothing but that it comes
+        if type(message) is Heartbeat:  # it says nothing but that it comes
             self._deliver(identity, safe, arrive, args)
             return
         clock, rng = self._world.clock, self._rng
@@ -114,9 +114,9 @@ class Network:
             if rng.random() < self._plan.late:
                 self._world.seen["message_late"] += 1
                 delay = rng.choice(LATE_S) * rng.random()
-                clock.after(self._plan.latency_s + delay, self._deliver, identity, safe, arrive, args)
+                clock.put(self._plan.latency_s + delay, self._deliver, (identity, safe, arrive, args))
                 copies -= 1
         for _ in range(copies):
             at = max(self._last.get((identity, up), 0.0), clock.now + (0.1 + 0.9 * rng.random()) * self._plan.latency_s)
             self._last[identity, up] = at
-            clock.after(at - clock.now, self._deliver, identity, safe, arrive, args)
+            clock.put(at - clock.now, self._deliver, (identity, safe, arrive, args))

@@ -32,7 +32,7 @@ class Pausable:
 
     def later(self, delay: float, action: Action, *args: Any) -> None:
         """Run after a while of virtual time."""
-        self.world.clock.after(delay, self.deliver, action, *args)
+        self.world.clock.put(delay, self.deliver, (action, *args))
 
     def pause(self) -> None:
         """SIGSTOP."""
@@ -88,9 +88,10 @@ class Process(Pausable, ABC):
         """Send to the current scheduler."""
         self.world.network.to_scheduler(self.key, self.scheduler_epoch, message, self.link)
 
-    def take(self, sender: int, receiver: int, message: Message) -> None:
-        """What `SchedulerLink` does with a message."""
-        if isinstance(message, HelloWanted):
+    def take(self, sender: int, receiver: int, message: Any) -> None:
+        """What `SchedulerLink` does with a message. (`isinstance` takes five times as long with a msgspec class.)"""
+        kind = type(message)
+        if kind is HelloWanted:
             self._greet()
             return
         if receiver != self.key.epoch or sender < self.scheduler_epoch:
@@ -100,14 +101,14 @@ class Process(Pausable, ABC):
                 answer = Superseded(self.scheduler_epoch)
                 self.world.network.to_scheduler(self.key, sender, answer, old)
             return
-        if isinstance(message, Refused):
+        if kind is Refused:
             self.world.fail(f"{self.key.identity} was refused: {message.reason}")
             return
         if self.link is not None and self.link.alive and sender > self.link.epoch:
-            if self.holds_lease and isinstance(message, Welcome):
+            if self.holds_lease and kind is Welcome:
                 self.world.seen["lease_refused"] += 1
             return  # its lease, or its connection, is another scheduler's
-        if isinstance(message, Welcome):
+        if kind is Welcome:
             self._heard = self.world.clock.now
             if sender != self.scheduler_epoch or not self.up:
                 self.scheduler_epoch = sender
@@ -118,7 +119,7 @@ class Process(Pausable, ABC):
             self._greet()
             return
         self._heard = self.world.clock.now
-        if isinstance(message, Heartbeat):
+        if kind is Heartbeat:
             if not self.up:
                 self._greet()
             return

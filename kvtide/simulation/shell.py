@@ -18,7 +18,7 @@ from shared.messages.worker import WorkerHello
 if TYPE_CHECKING:
     from kvtide.simulation.world import World
 
-HELLOS = (WorkerHello, StorageHello, GatewayHello)
+HELLOS = frozenset((WorkerHello, StorageHello, GatewayHello))
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Shell(Pausable):
 
     def take(self, peer: PeerKey, receiver_epoch: int, message: Any) -> None:
         """A message has arrived."""
-        if isinstance(message, HELLOS):
+        if type(message) in HELLOS:
             self._take_hello(peer, message)
             return
         record = self._records.get(peer.identity)
@@ -69,7 +69,7 @@ class Shell(Pausable):
             record.up = True
             self.world.seen["peer_heard_again"] += 1
             self._feed(PeerUp(peer, record.hello))
-        if isinstance(message, Heartbeat):
+        if type(message) is Heartbeat:
             record.interval = message.interval_s
         else:
             self._feed(Received(peer, message))
@@ -115,7 +115,7 @@ class Shell(Pausable):
             world.first.strike_armed()
         if self.subscriber is not None:
             self.subscriber.take(self.core.events)
-        if isinstance(event, Received) and isinstance(event.message, Superseded) and not self.core.superseded:
+        if type(event) is Received and type(event.message) is Superseded and not self.core.superseded:
             world.fail("a scheduler goes on without its lease")
         if self.core.superseded:
             world.seen["superseded"] += 1

@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
+from typing import Final
 
 from kvtide.simulation import checks
 from kvtide.simulation.clock import Clock
@@ -22,9 +23,9 @@ from shared.packed import pack, unpack_list
 from shared.page_hash import chain
 
 MODEL = b"m" * 32
-CHECK_EVERY = 128  # actions between two looks at what pages hold
-NAMES_EVERY = 8  # actions between two looks at the names of free pages
-MAX_ACTIONS = 60_000  # a run has some hundred; beyond this it hangs
+CHECK_EVERY: Final = 128  # actions between two looks at what pages hold
+NAMES_EVERY: Final = 8  # actions between two looks at the names of free pages
+MAX_ACTIONS: Final = 60_000  # a run has some hundred; beyond this it hangs
 OF_STORAGES = ("kill_storage", "pause_storage", "slow_l3", "failing_l3")
 SETTLE_S = 1500.0  # after the last fault everything must have ended: above the longest request timeout
 

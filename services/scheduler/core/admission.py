@@ -17,7 +17,7 @@ from services.scheduler.core.worth import SLOW_LOAD, load_refusal
 from shared.messages.worker import RunStep, StepItem
 from shared.packed import pack
 
-WAITING = {RequestState.READY, RequestState.RETRACTED}
+WAITING = (RequestState.READY, RequestState.RETRACTED)  # no set: an Enum's hash takes longer than to look at both
 
 
 class Admission:
@@ -71,7 +71,7 @@ class Admission:
     def _admit(self, budget: int, step: Step, items: list[StepItem]) -> int:
         if budget <= 0 or len(self._requests.running) >= self._state.settings.max_running:
             return budget  # before the queue is looked at: it may hold a thousand requests
-        states = WAITING | {RequestState.PREFETCHING} if self._best_effort else WAITING
+        states = (*WAITING, RequestState.PREFETCHING) if self._best_effort else WAITING
         everyone = self._requests.all.values()  # an adoption is waited for: it takes no longer than a message
         waiting = [each for each in everyone if each.state in states and type(each.fetch) is not Adopt]
         for request in sorted(waiting, key=lambda request: request.order):

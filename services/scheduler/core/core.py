@@ -244,7 +244,10 @@ class Core:
     # --- messages -----------------------------------------------------------------------------------------------
 
     def _received(self, peer: PeerKey, message: Any) -> None:
+        operation = self.state.operations.table.get(getattr(message, "op_id", 0))
         match message:
+            case _ if operation is not None and peer in operation.waiting:
+                self._answered(operation, peer, message)
             case gateway.Submit():
                 self.requests.submit(peer, message)
             case gateway.Abort(request_id):
@@ -259,20 +262,18 @@ class Core:
                 exited = PeerKey(identity, epoch)
                 if not self.peers.has_joined_since(exited, segment_epoch, session):
                     self._unmapped(exited, segment_epoch)
-            case storage.PrefetchProgress(op_id, named):
-                operation = self.state.operations.table.get(op_id)
-                if isinstance(operation, Prefetch) and peer in operation.waiting:
-                    self.prefetcher.progressed(operation, named)
-            case _:
-                op_id = getattr(message, "op_id", 0)
-                operation = self.state.operations.table.get(op_id)
-                if operation is None or peer not in operation.waiting:
-                    self.state.counters["late_answers"] += 1
-                    return
-                self._note(operation, peer, message)
-                self.state.operations.answered(op_id, peer)
-                if not operation.waiting:
-                    self._ended(operation, message)
+            case _ if type(message) is not storage.PrefetchProgress:
+                self.state.counters["late_answers"] += 1
+
+    def _answered(self, operation: Operation, peer: PeerKey, message: Any) -> None:
+        if type(message) is storage.PrefetchProgress:
+            if isinstance(operation, Prefetch):
+                self.prefetcher.progressed(operation, message.named)
+            return
+        self._note(operation, peer, message)
+        self.state.operations.answered(operation.op_id, peer)
+        if not operation.waiting:
+            self._ended(operation, message)
 
     def _supersede(self) -> None:
         for gateway_key in sorted(self.gateways):
@@ -293,30 +294,29 @@ class Core:
 
     def _note(self, operation: Operation, peer: PeerKey, message: Any) -> None:
         """Keep one rank's part of an answer."""
-        match operation, message:
-            case Write(), worker.WriteDone():
-                operation.checksums[message.rank] = message.checksums
-            case Find(), storage.Found():
-                operation.hits[peer] = message.hits
-            case Step(), worker.StepDone() if message.rank == 0:
+        given_up = type(message) in (common.OperationFailed, common.Cancelled)
+        if isinstance(operation, Step):
+            if type(message) is worker.StepDone and message.rank == 0:
                 operation.results = message.sampled
-            case Step(), worker.StepFailed():
+            elif type(message) is worker.StepFailed:
                 operation.error = message.reason
                 if message.reason == "order":  # the step before it was lost, or is late
                     self.admission.in_order = False
                     self.state.operations.hurry(peer)
-            case Load(), common.OperationFailed():
+            elif given_up:
+                operation.error = "error"
+        elif isinstance(operation, Write) and type(message) is worker.WriteDone:
+            operation.checksums[message.rank] = message.checksums
+        elif isinstance(operation, Find) and type(message) is storage.Found:
+            operation.hits[peer] = message.hits
+        elif isinstance(operation, (Write, Load)) and given_up:
+            if isinstance(operation, Load) and type(message) is common.OperationFailed:
                 if message.reason in ("checksum", "name"):
                     bad = first_bad(message.positions, len(operation.host_pages))
                     operation.bad_from = bad if operation.bad_from < 0 else min(bad, operation.bad_from)
                 self.state.counters[f"load_failed_{message.reason}"] += 1
-                self.state.operations.fail(operation)
-                self._deal_with_failures()
-            case Step(), common.OperationFailed() | common.Cancelled():
-                operation.error = "error"
-            case (Write() | Load(), common.OperationFailed() | common.Cancelled()):
-                self.state.operations.fail(operation)
-                self._deal_with_failures()
+            self.state.operations.fail(operation)
+            self._deal_with_failures()
 
     def _ended(self, operation: Operation, message: Any) -> None:
         """Every process has answered."""
