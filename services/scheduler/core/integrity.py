@@ -7,7 +7,7 @@ ids. Who breaks an invariant is looked for only when one is broken.
 from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -68,8 +68,9 @@ def check_integrity(core: "Core") -> None:
 
 def _check_pool(name: str, pool: PagePool, claims: Claims) -> None:
     """Each of the pool's ids is claimed once."""
-    parts: list[Any] = claims.pages  # buffers, though numpy's types don't say so
-    held = memoryview(b"".join(parts)).cast("i")
+    held: list[int] = []
+    for pages in claims.pages:
+        held += pages.tolist()
     first = pool.end - pool.total
     if len(held) == pool.total and set(held) == _ids(first, pool.end):
         return

@@ -9,7 +9,6 @@ at each level.
 import heapq
 from collections import deque
 from collections.abc import Callable
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
@@ -115,10 +114,14 @@ class LeafHeap(Generic[Leaf]):
 
     def nodes(self) -> list[Leaf]:
         """Nodes with a valid entry and parked ones, in no order; for `check_integrity`."""
-        if not self._queue and not self._heap:
-            return self._parked.copy()
-        return [entry.node for entry in self._valid()] + self._parked
+        nodes = self._parked.copy()
+        if self._queue or self._heap:
+            nodes += [entry.node for entry in self._valid()]
+        return nodes
 
     def _valid(self) -> list[Entry]:
         slot = self._slot
-        return [entry for entry in chain(self._queue, self._heap) if getattr(entry.node, slot) is entry]
+        valid = [entry for entry in self._queue if getattr(entry.node, slot) is entry]
+        if self._heap:
+            valid += [entry for entry in self._heap if getattr(entry.node, slot) is entry]
+        return valid

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Pages = npt.NDArray[np.int32]
 NO_PAGES: Pages = np.empty(0, np.int32)
+ONE, UNSET = np.array(1, np.int32), np.array(False)  # numpy takes arrays of no dimension soonest
 
 
 def joined(parts: list[Pages]) -> Pages:
@@ -114,7 +115,8 @@ class HostPool(PagePool):
         """See PagePool."""
         pages = super().alloc(count)
         if pages is not None:
-            self.archived[pages] = self.read[pages] = False
+            at = pages.astype(np.intp)  # numpy would convert it for each use
+            self.archived[at] = self.read[at] = UNSET
         return pages
 
     @property
@@ -124,10 +126,11 @@ class HostPool(PagePool):
 
     def pin(self, pages: Pages) -> None:
         """A copy is about to read these pages: they keep their bytes and names until `unpin`."""
-        self.pins[pages] += 1
+        self.pins[pages.astype(np.intp)] += ONE
 
     def unpin(self, pages: Pages) -> None:
         """The copy has ended. Raises IntegrityError below zero."""
-        self.pins[pages] -= 1
-        if some(self.pins[pages] < 0):
+        at = pages.astype(np.intp)
+        self.pins[at] -= ONE
+        if some(self.pins[at] < 0):
             raise IntegrityError(f"host pages {pages.tolist()} of {self.storage_id} unpinned twice")

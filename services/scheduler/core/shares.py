@@ -99,10 +99,11 @@ class SharedLeaves(LeafHeap[Node]):
 
     def nodes(self) -> list[Node]:
         """See LeafHeap: nodes with both entries."""
-        own: set[Node] = set()
+        everywhere = set(self._all.nodes())
+        nodes = self._parked.copy()
         for leaves in self._own.values():
-            own.update(leaves.nodes())
-        return [*self._parked, *own.intersection(self._all.nodes())]
+            nodes += [node for node in leaves.nodes() if node in everywhere]
+        return nodes
 
     def _discard_own(self, node: Node) -> None:
         own = self._own.get(namespace(node))
