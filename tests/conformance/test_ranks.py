@@ -149,3 +149,13 @@ def test_a_load_that_only_the_remaining_rank_owes_ends_with_the_replaced_one() -
     core.feed(PeerUp(core.ranks[1], core.hellos[1]))
     assert [node.loading for node in core.nodes()] == [None] * len(core.nodes())
     assert core.match(A).host_pages + core.match(A).device_pages in (0, 4)
+
+
+def test_a_step_in_doubt_that_one_rank_still_owes_is_not_built_on() -> None:
+    core = Ranks(prefetch=False, max_steps=2)
+    core.submit([1, 2, 3], max_tokens=1)
+    owed = core.both(RunStep)
+    core.feed(PeerUp(core.ranks[1], core.hellos[1]))
+    core.answer(core.ranks[1], Fenced(core.take(Fence).op_id, 1))
+    again = core.both(RunStep)
+    assert (again.items[0].tokens, again.after) == (owed.items[0].tokens, 0)

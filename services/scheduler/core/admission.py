@@ -64,7 +64,9 @@ class Admission:
                 return
             loads = {load.op_id for request, _, _, _ in step.requests for load in request.loads}
             step.waits = bool(loads)
-            before = max([other.op_id for other in state.operations.live(Step)]) if state.operations.steps else 0
+            before = 0
+            for other in state.operations.live(Step) if state.operations.steps else ():
+                before = max(before, other.op_id)
             message = RunStep(state.operations.new_id(), items, sorted(loads), before)
             state.operations.start(step, message, state.workers)
 
