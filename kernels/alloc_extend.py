@@ -7,10 +7,9 @@
 reference). The layout is that of SGLang's kernel of this name.
 """
 
-import importlib
-import importlib.util
 from typing import TYPE_CHECKING
 
+from kernels.gpu import triton_version
 from shared.errors import CapacityError, GeometryError
 
 if TYPE_CHECKING:
@@ -38,8 +37,7 @@ def alloc_extend(
     if short > 0:
         raise CapacityError(f"{len(free_pages)} free pages are short by {short}; evict as many first")
     first_pages, first_tokens = needed.cumsum(0) - needed, (seq_lens - prefix_lens).cumsum(0) - seq_lens + prefix_lens
-    if prefix_lens.is_cuda and importlib.util.find_spec("triton"):
-        triton = importlib.import_module("kernels.alloc_extend_triton")
+    if (triton := triton_version("alloc_extend", prefix_lens)) is not None:
         slots: Tensor = triton.extend(
             prefix_lens, seq_lens, last_slots, free_pages, first_pages, first_tokens, page_size
         )

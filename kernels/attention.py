@@ -1,13 +1,15 @@
-"""Paged attention: in torch, which is the reference, and for decodes on a CPU in C.
+"""Paged attention: in torch, which is the reference, in Triton on a GPU, and for decodes on a CPU in C.
 
-Torch gathers K/V page by page, each page one contiguous copy; a table of consecutive pages is read in place. C reads
-all pages in place. A request's attention never depends on the others in its batch, so that its result doesn't either.
+Torch gathers K/V page by page, each page one contiguous copy; a table of consecutive pages is read in place. C and
+Triton read all pages in place. A request's attention never depends on the others in its batch, so that its result
+doesn't either.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from kernels import native
+from kernels.gpu import triton_version
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +41,13 @@ def causal_mask(tokens: int, prefix_len: int) -> "Tensor | None":
 
 
 def store_kv(k_pool: "Tensor", v_pool: "Tensor", slots: "Tensor", k: "Tensor", v: "Tensor") -> None:
-    """Write k [T, KV, D] and v [T, KV, Dv] into slots (int64 [T]) of the pools [slots, KV, D] and [slots, KV, Dv]."""
+    """Write k [T, KV, D] and v [T, KV, Dv] into slots (int64 [T]) of the pools [slots, KV, D] and [slots, KV, Dv].
+
+    Slots must differ and be in the pools; on a GPU they are trusted.
+    """
+    if (triton := triton_version("attention", k_pool)) is not None:
+        triton.store(k_pool, v_pool, slots, k, v)
+        return
     k_pool.index_copy_(0, slots, k)
     v_pool.index_copy_(0, slots, v)
 
@@ -58,14 +66,20 @@ def extend_attention(
 
     q: [T, H, D] at positions prefix_len .. prefix_len + T, whose K/V are in the pools already. k_pool, v_pool:
     [slots, KV, D]; query head h reads KV head h // (H // KV). page_table: int64 [n], or what `compact` made of it, in
-    order of position and covering prefix_len + T tokens. mask: `causal_mask(T, prefix_len)`, made here if not given.
-    Returns [T, H * Dv] in q's dtype.
+    order of position and covering prefix_len + T tokens; on a GPU its page ids are trusted. mask:
+    `causal_mask(T, prefix_len)`, made here if not given; Triton needs none. Returns [T, H * Dv] in q's dtype.
+
+    Raises ValueError for a table that is too short.
     """
     import torch.nn.functional as F
 
     tokens = q.shape[0]
-    if mask is None:
-        mask = causal_mask(tokens, prefix_len)
+    if (triton := triton_version("attention", q)) is not None:
+        table = _whole(page_table, prefix_len + tokens, page_size, q)
+        result: Tensor = triton.extend(q, k_pool, v_pool, table, prefix_len, page_size, scale)
+        return result
+    mask = causal_mask(tokens, prefix_len) if mask is None else mask
+    mask = None if mask is None else mask.to(q.device)
     keys, values = (_gather(pool, page_table, prefix_len + tokens, page_size) for pool in (k_pool, v_pool))
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None],
@@ -120,6 +134,7 @@ class DecodeAttention:
                 raise ValueError(f"the page table covers {len(table) * page_size} tokens of {length}; {page_size=}")
         self._tables, self._lens, self._page_size, self._scale = page_tables, lens, page_size, scale
         self._compact: list[PageTable] | None = None
+        self._on_gpu: list[Tensor] | None = None
         self._pages = torch.cat(list(page_tables))
         self._counts = torch.tensor(lens, dtype=torch.int64)
         self._starts = torch.tensor([0, *map(len, page_tables)][:-1], dtype=torch.int64).cumsum(0)
@@ -131,19 +146,30 @@ class DecodeAttention:
 
         Raises ValueError for a page outside the pools.
         """
+        if (triton := triton_version("attention", q)) is not None:
+            self._check_pages(k_pool, v_pool)
+            self._on_gpu = self._on_gpu or [each.to(q.device) for each in (self._pages, self._starts, self._counts)]
+            out: Tensor = triton.decode(
+                q, k_pool, v_pool, *self._on_gpu, max(self._lens), self._page_size, self._scale
+            )  # fmt: skip
+            return out
         extension, _ = native.load()
         if extension is None or not _suits_c(q, k_pool, v_pool):
             self._compact = self._compact or [compact(table) for table in self._tables]
             return decode_attention(q, k_pool, v_pool, self._compact, self._lens, self._page_size, self._scale)
         return self._by_c(extension, q, k_pool, v_pool)
 
+    def _check_pages(self, k_pool: "Tensor", v_pool: "Tensor") -> None:
+        slots = min(k_pool.shape[0], v_pool.shape[0])
+        if (self._last_page + 1) * self._page_size > slots:
+            raise ValueError(f"page {self._last_page} is outside pools of {slots} slots")
+        if self._first_page < 0:
+            raise ValueError(f"page {self._first_page} is outside pools of {slots} slots")
+
     def _by_c(self, extension: native.Native, q: "Tensor", k_pool: "Tensor", v_pool: "Tensor") -> "Tensor":
         import torch
 
-        if (self._last_page + 1) * self._page_size > min(k_pool.shape[0], v_pool.shape[0]):
-            raise ValueError(f"page {self._last_page} is outside pools of {k_pool.shape[0]} slots")
-        if self._first_page < 0:
-            raise ValueError(f"page {self._first_page} is outside pools of {k_pool.shape[0]} slots")
+        self._check_pages(k_pool, v_pool)
         rows, heads, dim = q.shape
         room = -(-max(self._lens) // LANES) * LANES
         if self._scratch is None:
@@ -177,6 +203,18 @@ def _suits_c(q: "Tensor", k_pool: "Tensor", v_pool: "Tensor") -> bool:
         and heads % k_pool.shape[1] == 0
         and dim == k_pool.shape[2]
     )
+
+
+def _whole(page_table: PageTable, length: int, page_size: int, like: "Tensor") -> "Tensor":
+    """The table as int64 [n] on the device of `like`. Raises ValueError when it covers less than `length` tokens."""
+    import torch
+
+    table = page_table
+    if isinstance(table, slice):
+        table = torch.arange(table.start, table.stop, device=like.device)
+    if len(table) * page_size < length:
+        raise ValueError(f"the page table covers {len(table) * page_size} tokens of {length}; page_size {page_size}")
+    return table.to(like.device)
 
 
 def _gather(pool: "Tensor", page_table: PageTable, length: int, page_size: int) -> "Tensor":

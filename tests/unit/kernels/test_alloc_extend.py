@@ -1,28 +1,24 @@
 """ALLOC-09: the batched kernel, in torch and in Triton's interpreter, equals the plain algorithm."""
 
-import importlib
-import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
 
-from kernels import alloc_extend as front
+from kernels.alloc_extend import alloc_extend
 from shared.errors import CapacityError, GeometryError
 
 Extend = Callable[..., torch.Tensor]
 
 
 @pytest.fixture(params=["torch", "triton"])
-def extend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Extend]:
-    if request.param == "triton":
-        pytest.importorskip("triton")
-        monkeypatch.setenv("TRITON_INTERPRET", "1")  # read when the kernel's module is imported
-        monkeypatch.delitem(sys.modules, "kernels.alloc_extend_triton", raising=False)
-        monkeypatch.setattr(front, "_by_torch", importlib.import_module("kernels.alloc_extend_triton").extend)
-    yield front.alloc_extend
-    sys.modules.pop("kernels.alloc_extend_triton", None)
+def extend(request: pytest.FixtureRequest) -> Iterator[Extend]:
+    if request.param == "torch":
+        yield alloc_extend
+        return
+    with request.getfixturevalue("interpreted")():
+        yield alloc_extend
 
 
 def plainly(prefix: list[int], seq: list[int], last: list[int], free: list[int], page_size: int) -> list[int]:
