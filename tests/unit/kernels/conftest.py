@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from kernels import alloc_extend, attention, build, native
+from kernels import alloc_extend, attention, build, native, page_gather
 
-FRONTS = (alloc_extend, attention)
+FRONTS = (alloc_extend, attention, page_gather)
 Interpreted = Callable[[], AbstractContextManager[None]]
 
 

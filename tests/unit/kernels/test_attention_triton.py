@@ -105,13 +105,14 @@ def test_values_may_be_wider_or_narrower_than_keys_and_tables_a_run(interpreted:
         check(last[0], expected[8], torch.float32)
 
 
-def test_scores_far_apart_stay_finite_across_splits(interpreted: Interpreted) -> None:
+@pytest.mark.parametrize("at", [20, 700])  # in the first split, in the second
+def test_scores_far_apart_stay_finite_across_splits(interpreted: Interpreted, at: int) -> None:
     k_pool, v_pool = torch.zeros(POOL_TOKENS, 1, 16), torch.zeros(POOL_TOKENS, 1, 16)
-    k_pool[20], v_pool[20] = 1e4, 5.0
+    k_pool[at], v_pool[at] = 1e4, 5.0
     table = torch.arange(POOL_TOKENS // 16)
     with interpreted():
         out = DecodeAttention([table], [POOL_TOKENS], 16, 1.0)(torch.ones(1, 1, 16), k_pool, v_pool)
-        last = extend_attention(torch.ones(2, 1, 16), k_pool, v_pool, table, 30, 16, 1.0)
+        last = extend_attention(torch.ones(2, 1, 16), k_pool, v_pool, table, at + 10, 16, 1.0)
     assert torch.equal(out, torch.full((1, 16), 5.0))
     assert torch.equal(last, torch.full((2, 16), 5.0))
 

@@ -63,3 +63,12 @@ def test_alloc_extend(compiled: Compiled) -> None:
     one = torch.tensor([1])
     fresh("kernels.alloc_extend_triton").extend(one, one + 1, one, one, one, one, 16)
     assert [name for name, _ in compiled] == ["_extend"]
+
+
+@pytest.mark.parametrize("to_buffer", [True, False])
+def test_page_gather(compiled: Compiled, to_buffer: bool) -> None:
+    layers = [[torch.zeros(32, 8, 128, dtype=torch.bfloat16)]]
+    gather = fresh("kernels.page_gather_triton").Gather(layers, [[(0, 32768, 256, 2048)]], 16)
+    one = torch.tensor([1]).numpy()
+    gather.copy(one, torch.zeros(65536, dtype=torch.uint8), one, slice(None), to_buffer)
+    assert [name for name, _ in compiled] == ["_copy"]
