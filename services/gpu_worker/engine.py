@@ -16,7 +16,7 @@ from services.gpu_worker.model.weights import weights_fingerprint
 from services.gpu_worker.req_to_token import ReqToToken
 from services.gpu_worker.sampling_grammar import Grammars
 from services.gpu_worker.stepper import Stepper
-from services.gpu_worker.streams import CpuStream, Stream
+from services.gpu_worker.streams import Stream, open_stream
 from services.gpu_worker.transfers import Transfers
 from shared.config import Config
 from shared.errors import CapacityError, ConfigError, ModelError
@@ -74,7 +74,7 @@ def build_engine(config: Config) -> Engine:
         pool = _allocate_pool(config, geometry)
         weights = fingerprint.result()
     requests = ReqToToken(config.scheduler.max_running, max_context, geometry.page_size)
-    compute, loads, writes = CpuStream("compute"), CpuStream("load"), CpuStream("write")
+    compute, loads, writes = (open_stream(name, config.worker.device) for name in ("compute", "load", "write"))
     transfers = Transfers(
         pool, geometry, config.cache.checksums, others_run=lambda: not (compute.query() and loads.query())
     )

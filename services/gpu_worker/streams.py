@@ -2,16 +2,17 @@
 
 A stream runs its work in order and one at a time; two streams run side by side; an event is a point in a stream's
 work that others wait for. On a CPU a stream is a thread with a queue. It is CUDA's model, so that overlap,
-cancellation and failure are the same on a laptop.
+cancellation and failure are the same on a laptop. `open_stream` chooses by the device.
 """
 
+import importlib
 import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 
-from shared.errors import CapacityError, KvtideError
+from shared.errors import CapacityError, ConfigError, KvtideError
 
 QUEUED_WORK = 64  # pieces that wait in one stream: twice the worker's credits, so that it never fills in good order
 
@@ -66,6 +67,20 @@ class Stream(ABC):
     def close(self, timeout_s: float) -> bool:
         """Drop what has not begun (its events fail with StreamClosed) and wait for the rest. False when it still runs
         after `timeout_s`: then the memory that it uses must stay."""
+
+
+def open_stream(name: str, device: str) -> Stream:
+    """A stream of that name for tensors on `device`: "cpu", "cuda" or "cuda:N".
+
+    Raises ConfigError for a device that isn't there.
+    """
+    kind = device.partition(":")[0]
+    if kind == "cuda":
+        stream: Stream = importlib.import_module("services.gpu_worker.cuda_streams").CudaStream(name, device)
+        return stream
+    if kind != "cpu":
+        raise ConfigError(f"device {device!r} has no streams here; use 'cpu' or 'cuda'")
+    return CpuStream(name)
 
 
 class CpuEvent(Event):

@@ -3,26 +3,53 @@
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
+import torch
 
-from services.gpu_worker.streams import QUEUED_WORK, CpuStream, Stream, StreamClosed
-from shared.errors import CapacityError
+from services.gpu_worker.pinned import Pinned
+from services.gpu_worker.streams import QUEUED_WORK, CpuStream, Stream, StreamClosed, open_stream
+from shared.errors import CapacityError, ConfigError
 
 WAIT_S = 10.0  # far above what any of this takes
+HAS_GPU = torch.cuda.is_available()
 
 
-@pytest.fixture(params=[CpuStream])
-def stream(request: pytest.FixtureRequest) -> Iterator[Stream]:
-    stream = request.param("test")
+@pytest.fixture(params=["cpu", "cuda"] if HAS_GPU else ["cpu"])
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def stream(device: str) -> Iterator[Stream]:
+    stream = open_stream("test", device)
     yield stream
     assert stream.close(WAIT_S)
 
 
-@pytest.fixture(params=[CpuStream])
-def other(request: pytest.FixtureRequest) -> Iterator[Stream]:
-    stream = request.param("other")
+@pytest.fixture
+def other(device: str) -> Iterator[Stream]:
+    stream = open_stream("other", device)
     yield stream
     assert stream.close(WAIT_S)
+
+
+def test_the_device_chooses_the_stream() -> None:
+    stream = open_stream("chosen", "cpu")
+    assert isinstance(stream, CpuStream)
+    assert stream.close(WAIT_S)
+    with pytest.raises(ConfigError, match="'tpu' has no streams here; use 'cpu' or 'cuda'"):
+        open_stream("test", "tpu")
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
+def test_without_a_gpu_its_streams_and_pinned_memory_are_refused() -> None:
+    before = threading.active_count()
+    with pytest.raises(ConfigError, match=r"'cuda:1': torch .* sees no CUDA GPU; use 'cpu'"):
+        open_stream("test", "cuda:1")
+    assert threading.active_count() == before
+    with pytest.raises(ConfigError, match="sees no CUDA GPU"):
+        Pinned(np.zeros(4096, np.uint8))
 
 
 def test_work_runs_in_the_order_of_submission(stream: Stream) -> None:
