@@ -112,6 +112,17 @@ def _parser() -> argparse.ArgumentParser:
     scale.add_argument("--plot", type=Path, metavar="FILE.png", help="draw hit rates and placement over time")
     core = _add(benches, "core", _core, "the scheduler's core against SGLang's trees", json=True)
     core.add_argument("--peers", type=Path, required=True, metavar="FOLDER", help="made by bench/peers/setup FOLDER")
+    chats = _add(benches, "serve", _bench_serve, "chats that come back, against llama.cpp and transformers", json=True)
+    chats.add_argument(
+        "--peers", type=Path, required=True, metavar="FOLDER", help="made by bench/peers/setup-serve FOLDER"
+    )
+    chats.add_argument("--sessions", type=int, default=16, help="chats that are open (default %(default)s)")
+    chats.add_argument(
+        "--turns", type=int, default=4, help="questions of each before the restart (default %(default)s)"
+    )
+    chats.add_argument("--clients", type=int, default=1, help="requests at a time (default %(default)s)")
+    text = "share of all contexts that each engine's cache has room for (default %(default)s)"
+    chats.add_argument("--memory", type=float, default=0.5, help=text)
     for name, text in BENCHES.items():
         each = _add(benches, name, _bench, text, json=True)
         each.set_defaults(bench=name)
@@ -284,6 +295,13 @@ async def _core(options: argparse.Namespace, config: Config) -> int:
     from kvtide.bench.core.command import run_core_bench
 
     return await asyncio.to_thread(run_core_bench, options.peers, options.json)
+
+
+async def _bench_serve(options: argparse.Namespace, config: Config) -> int:
+    from kvtide.bench.serve.command import Size, run_serve_bench
+
+    size = Size(options.sessions, options.turns, options.clients, options.memory)
+    return await run_serve_bench(config, options.peers.absolute(), size, options.json)
 
 
 async def _bench(options: argparse.Namespace, config: Config) -> int:
