@@ -51,3 +51,32 @@ def test_a_refused_prompt_is_an_error_with_the_cores_reason() -> None:
     user = tiers.TieredCore("write_through", **SIZES)
     with pytest.raises(IntegrityError, match=r"request 1 was refused: prompt \(4096 tokens\)"):
         user.serve(workloads.one_long(4096)[0])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_loaded_back_is_what_was_computed(policy: WritePolicy) -> None:
+    first, second, third = workloads.leaves(3)
+    tiers.check_bytes([first, first, second, second, third, third, first], policy, **SIZES)
+
+
+def test_a_check_without_a_load_is_refused() -> None:
+    with pytest.raises(IntegrityError, match="no prompt was found in host pages"):
+        tiers.check_bytes(workloads.leaves(2), "write_through", **SIZES)
+
+
+def test_other_bytes_in_host_memory_are_seen_at_the_load() -> None:
+    first, second, third = workloads.leaves(3)
+    user = tiers.TieredCore("write_through", **SIZES, moves=True)
+    for prompt in (first, second, third):
+        user.serve(prompt)
+    assert user.bytes is not None
+    user.bytes.host ^= 1
+    with pytest.raises(IntegrityError, match="have other bytes than were written"):
+        user.serve(first)
+
+
+def test_a_page_whose_copy_was_lost_is_seen_by_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = workloads.leaves(3)
+    monkeypatch.setattr(tiers.PageBytes, "load", lambda *_: None)
+    with pytest.raises(IntegrityError, match="other bytes than were computed"):
+        tiers.check_bytes([first, second, third, first], "write_through", **SIZES)
