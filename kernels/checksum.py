@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels import native
-from kernels.native import Checksums
+from kernels.native import Checksums, Units
 from shared.errors import GeometryError
 
 Buffer = bytes | bytearray | memoryview | mmap | npt.NDArray[Any]
@@ -23,23 +23,28 @@ def which() -> str:
 def crc32c(buffer: Buffer) -> int:
     """CRC32C of a contiguous buffer."""
     data = np.frombuffer(buffer, dtype=np.uint8)
-    return int(crc32c_units(data, data.size)[0]) if data.size else 0
+    return int(crc32c_units(data, np.array([[0, 0, 1, data.size]]))[0]) if data.size else 0
 
 
-def crc32c_units(buffer: Buffer, unit_bytes: int) -> Checksums:
-    """uint32 [n]: CRC32C of each consecutive `unit_bytes` bytes of a contiguous buffer.
+def crc32c_units(buffer: Buffer, units: Units) -> Checksums:
+    """uint32 [n]: CRC32C of units of a contiguous buffer.
 
-    Raises GeometryError when the buffer doesn't hold a whole number of units.
+    units: int64 [n, 4], a row for each: where it begins, the bytes from one of its runs to the next, the number of
+    runs, the bytes of each. Raises GeometryError for a unit outside the buffer.
     """
     data = np.frombuffer(buffer, dtype=np.uint8)
-    if unit_bytes < 1 or data.size % unit_bytes:
-        raise GeometryError(f"{data.size} bytes are not whole units of {unit_bytes}; pass whole units")
+    units = np.ascontiguousarray(units, dtype=np.int64)
+    start, stride, runs, run_bytes = units.T
+    outside = (start < 0) | (stride < 0) | (runs < 1) | (run_bytes < 1)
+    outside |= start + (runs - 1) * stride + run_bytes > data.size
+    if outside.any():
+        raise GeometryError(
+            f"unit {units[outside][0].tolist()} (start, stride, runs, bytes) is not in {data.size} bytes"
+        )
     extension, _ = native.load()
     if extension is None:
-        units = data.reshape(-1, unit_bytes)
-        return np.array([google_crc32c.value(unit.tobytes()) for unit in units], dtype=np.uint32)
-    starts = data.ctypes.data + np.arange(0, data.size, unit_bytes, dtype=np.uint64)
-    return extension.crc_units(starts, unit_bytes)
+        return np.array([google_crc32c.value(_joined(data, *unit)) for unit in units.tolist()], dtype=np.uint32)
+    return extension.crc_units(data.ctypes.data, units)
 
 
 def crc32c_rows(rows: npt.NDArray[np.uint8], nbytes: int) -> Checksums:
@@ -47,10 +52,13 @@ def crc32c_rows(rows: npt.NDArray[np.uint8], nbytes: int) -> Checksums:
 
     Raises GeometryError when rows are shorter.
     """
-    if nbytes > rows.shape[1] or not rows.flags.c_contiguous:
-        raise GeometryError(f"rows of {rows.shape[1]} bytes have no {nbytes} contiguous bytes; pass whole rows")
-    extension, _ = native.load()
-    if extension is None:
-        return np.array([google_crc32c.value(row[:nbytes].tobytes()) for row in rows], dtype=np.uint32)
-    starts = rows.ctypes.data + np.arange(len(rows), dtype=np.uint64) * np.uint64(rows.shape[1])
-    return extension.crc_units(starts, nbytes)
+    count, width = rows.shape
+    if nbytes > width or not rows.flags.c_contiguous:
+        raise GeometryError(f"rows of {width} bytes have no {nbytes} contiguous bytes; pass whole rows")
+    return crc32c_units(
+        rows.reshape(-1), np.array([[row * width, 0, 1, nbytes] for row in range(count)]).reshape(-1, 4)
+    )
+
+
+def _joined(data: npt.NDArray[np.uint8], start: int, stride: int, runs: int, run_bytes: int) -> bytes:
+    return b"".join(data[start + run * stride :][:run_bytes].tobytes() for run in range(runs))

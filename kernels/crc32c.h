@@ -11,5 +11,11 @@ struct plan {
 
 struct plan stream_plan(size_t nbytes);
 
-/* CRC32C of the `plan->nbytes` bytes at src; `hardware` as in page_copy.c. */
-uint32_t crc_unit(const uint8_t *src, const struct plan *plan, int hardware);
+/* `runs` runs of `bytes` bytes each: the first at `start` of some data, the others `stride` apart. */
+struct unit {
+    int64_t start, stride, runs, bytes;
+};
+
+/* CRC32C of a unit; `plan` is of the last one, and is renewed when this is longer or shorter; `hardware` as in
+ * page_copy.c. */
+uint32_t crc_unit(const uint8_t *data, const struct unit *unit, struct plan *plan, int hardware);

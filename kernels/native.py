@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from kernels.build import library_path
 
-Addresses = npt.NDArray[np.uint64]
 PageIds = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int64]
+Units = npt.NDArray[np.int64]
 Checksums = npt.NDArray[np.uint32]
 
 CHECK_INPUT, CHECK_VALUE = b"123456789", 0xE3069283  # the check value that the CRC catalogues give for CRC32C
@@ -33,8 +33,8 @@ class PageBatch(ctypes.Structure):
     _fields_: ClassVar = [
         *((name, ctypes.POINTER(ctypes.c_char_p)) for name in ("paths", "temporaries")),
         *((name, ctypes.c_void_p) for name in ("headers", "pages", "beginnings", "outcomes", "lengths")),
-        *((name, ctypes.c_void_p) for name in ("replaces", "past_cache", "runs", "crc")),
-        *((name, ctypes.c_int64) for name in ("header_bytes", "page_bytes", "beginning_bytes", "run_count")),
+        *((name, ctypes.c_void_p) for name in ("replaces", "past_cache", "table", "crc")),
+        *((name, ctypes.c_int64) for name in ("header_bytes", "page_bytes", "beginning_bytes")),
         *((name, ctypes.c_int64) for name in ("units", "call_bytes", "touch_after_s")),
         *((name, ctypes.c_int32) for name in ("verify", "direct", "sync", "sealed", "hardware", "stop")),
     ]
@@ -56,8 +56,8 @@ class Native(NamedTuple):
     ) -> None:
         """Copy these units of page device_pages[i] to host_pages[i] of the pool at address `host`, or back.
 
-        places: int64 [units, 4]: device address of page 0, host offset of page 0, host bytes from one page to the
-        next, bytes of a unit. crc: uint32 [n, units], filled. All are contiguous; the caller checked the ranges.
+        places: int64 [units, 8], `struct place` of page_copy.c. crc: uint32 [n, units], filled. All are contiguous;
+        the caller checked the ranges.
         """
         self.library.copy_pages(
             *(host, places.ctypes.data, len(places), device_pages.ctypes.data, host_pages.ctypes.data),
@@ -71,11 +71,11 @@ class Native(NamedTuple):
         rows: of the page ids, of each row's first of them, of each row's length, and the number of rows."""
         self.library.decode_attention(q, k_pool, v_pool, out, *rows, ctypes.byref(shape), scratch)
 
-    def crc_units(self, src: Addresses, unit_bytes: int) -> Checksums:
-        """uint32 [n]: CRC32C of the `unit_bytes` bytes at each address. The caller checked the ranges."""
-        src = np.ascontiguousarray(src)
-        crc = np.empty(len(src), dtype=np.uint32)
-        self.library.crc_units(src.ctypes.data, unit_bytes, len(src), crc.ctypes.data, int(self.hardware))
+    def crc_units(self, data: int, units: Units) -> Checksums:
+        """uint32 [n]: CRC32C of units of the data at an address. units: int64 [n, 4], `struct unit` of crc32c.h,
+        contiguous. The caller checked the ranges."""
+        crc = np.empty(len(units), dtype=np.uint32)
+        self.library.crc_units(data, units.ctypes.data, len(units), crc.ctypes.data, int(self.hardware))
         return crc
 
 
@@ -90,7 +90,7 @@ def load() -> tuple[Native | None, str]:
     except (OSError, AttributeError) as error:
         return None, f"{path.name} does not load ({error}); delete it and run `python -m kernels.build`"
     sample = np.frombuffer(CHECK_INPUT, dtype=np.uint8)
-    found = int(native.crc_units(np.array([sample.ctypes.data], dtype=np.uint64), sample.size)[0])
+    found = int(native.crc_units(sample.ctypes.data, np.array([[0, 0, 1, sample.size]], dtype=np.int64))[0])
     if found != CHECK_VALUE:
         return None, f"{path.name} computes {found:#x} instead of {CHECK_VALUE:#x}; delete it and build again"
     return native, "crc instruction" if native.hardware else "tables: this processor has no crc instruction"
@@ -99,7 +99,7 @@ def load() -> tuple[Native | None, str]:
 def _bind(library: ctypes.CDLL) -> Native:
     pointer, size, flag = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     library.copy_pages.argtypes = (pointer, pointer, size, pointer, pointer, size, pointer, flag, flag)
-    library.crc_units.argtypes = (pointer, size, size, pointer, flag)
+    library.crc_units.argtypes = (pointer, pointer, size, pointer, flag)
     library.decode_attention.argtypes = (*(pointer,) * 7, ctypes.c_int64, pointer, pointer)
     library.decode_attention.restype = None
     library.copy_pages.restype = library.crc_units.restype = None

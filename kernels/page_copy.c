@@ -1,6 +1,7 @@
-/* CRC32C (Castagnoli, reflected polynomial 0x82F63B78) of equal units, alone or fused with a copy.
+/* CRC32C (Castagnoli, reflected polynomial 0x82F63B78) of units, alone or fused with a copy.
  *
- * A unit is cut into three equal streams whose checksums are computed side by side: the CRC instruction has a
+ * A unit is one run of bytes or several of equal length, whose checksum is that of all its bytes in order. One run is
+ * cut into three equal streams whose checksums are computed side by side: the CRC instruction has a
  * latency of three cycles and a throughput of one. The streams' registers are joined by multiplication with
  * x^(8 * stream bytes) modulo the polynomial, the same factor for every unit of a call. Each word of the source is
  * read once, so that the checksum is that of the bytes written, whatever another process does to the source. On
@@ -198,6 +199,43 @@ static void order_stores(void) { _mm_sfence(); }
 static void order_stores(void) {}
 #endif
 
+/* ---- several runs ---- */
+
+/* Defines NAME: goes on with `crc`, the register before its last inversion, over src[0..nbytes), copied unless dst is
+ * NULL. Runs are short (a token's head or two), so that one stream must do. */
+#define DEFINE_RUN(NAME, ATTRIBUTE, NEXT)                                                                           \
+    ATTRIBUTE static inline uint32_t NAME(uint8_t *dst, const uint8_t *src, size_t nbytes, uint32_t crc) {         \
+        size_t i = 0;                                                                                               \
+        for (; i + WORD <= nbytes; i += WORD) {                                                                     \
+            uint64_t word = load_word(src + i);                                                                     \
+            if (dst)                                                                                                \
+                store_word(dst + i, word);                                                                          \
+            crc = NEXT(crc, word);                                                                                  \
+        }                                                                                                           \
+        for (; i < nbytes; i++) {                                                                                   \
+            uint8_t byte = src[i];                                                                                  \
+            if (dst)                                                                                                \
+                dst[i] = byte;                                                                                      \
+            crc = table_byte(crc, byte);                                                                            \
+        }                                                                                                           \
+        return crc;                                                                                                 \
+    }
+
+DEFINE_RUN(run_hardware, HARDWARE, hardware_word)
+DEFINE_RUN(run_table, , table_word)
+
+#define DEFINE_RUNS(NAME, ATTRIBUTE, RUN)                                                                           \
+    ATTRIBUTE static uint32_t NAME(uint8_t *dst, int64_t dst_stride, const uint8_t *src, int64_t src_stride,       \
+                                   int64_t runs, size_t nbytes) {                                                   \
+        uint32_t crc = ~0u;                                                                                         \
+        for (int64_t run = 0; run < runs; run++)                                                                    \
+            crc = RUN(dst ? dst + run * dst_stride : NULL, src + run * src_stride, nbytes, crc);                    \
+        return ~crc;                                                                                                \
+    }
+
+DEFINE_RUNS(runs_hardware, HARDWARE, run_hardware)
+DEFINE_RUNS(runs_table, , run_table)
+
 /* ---- the entry points ---- */
 
 struct plan stream_plan(size_t nbytes) {
@@ -205,15 +243,29 @@ struct plan stream_plan(size_t nbytes) {
     return (struct plan){nbytes, stream, shift_factor(stream)};
 }
 
-uint32_t crc_unit(const uint8_t *src, const struct plan *plan, int hardware) {
-    return hardware ? crc_unit_hardware(NULL, src, plan->nbytes, plan->stream, plan->factor)
-                    : crc_unit_table(NULL, src, plan->nbytes, plan->stream, plan->factor);
+uint32_t crc_unit(const uint8_t *data, const struct unit *unit, struct plan *plan, int hardware) {
+    const uint8_t *src = data + unit->start;
+    size_t nbytes = (size_t)unit->bytes;
+    if (unit->runs > 1)
+        return (hardware ? runs_hardware : runs_table)(NULL, 0, src, unit->stride, unit->runs, nbytes);
+    if (nbytes != plan->nbytes)
+        *plan = stream_plan(nbytes);
+    return hardware ? crc_unit_hardware(NULL, src, nbytes, plan->stream, plan->factor)
+                    : crc_unit_table(NULL, src, nbytes, plan->stream, plan->factor);
 }
 
-/* Where the units of one (layer, part) lie: page p's is at `device` + p * bytes on the device, and at `host_offset` +
- * p * host_stride from the start of the host pool. The binding passes these as rows of int64. */
+/* Writes the CRC32C of units of `data` to crc[i]. */
+void crc_units(const uint8_t *data, const struct unit *units, size_t count, uint32_t *crc, int hardware) {
+    struct plan plan = {0, 0, 0};
+    for (size_t i = 0; i < count; i++)
+        crc[i] = crc_unit(data, units + i, &plan, hardware);
+}
+
+/* Where the bytes of a unit lie: page p's first run is at `device` + p * device_page on the device, and at `host` +
+ * p * host_page from the start of the host pool; its other runs follow at the strides. The binding passes these as
+ * rows of int64. */
 struct place {
-    int64_t device, host_offset, host_stride, bytes;
+    int64_t device, device_page, device_stride, host, host_page, host_stride, runs, bytes;
 };
 
 /* For each i < pages copies these units of page device_pages[i] to those of host_pages[i], or the other way when
@@ -224,21 +276,20 @@ void copy_pages(uint8_t *host, const struct place *places, size_t units, const i
     for (size_t i = 0; i < pages; i++)
         for (size_t u = 0; u < units; u++) {
             const struct place *at = places + u;
-            uint8_t *on_device = (uint8_t *)(intptr_t)at->device + device_pages[i] * at->bytes;
-            uint8_t *on_host = host + at->host_offset + host_pages[i] * at->host_stride;
+            uint8_t *on_device = (uint8_t *)(intptr_t)at->device + device_pages[i] * at->device_page;
+            uint8_t *on_host = host + at->host + host_pages[i] * at->host_page;
             uint8_t *dst = to_host ? on_host : on_device;
             const uint8_t *src = to_host ? on_device : on_host;
+            if (at->runs > 1) {
+                int64_t to = to_host ? at->host_stride : at->device_stride;
+                int64_t from = to_host ? at->device_stride : at->host_stride;
+                *crc++ = (hardware ? runs_hardware : runs_table)(dst, to, src, from, at->runs, (size_t)at->bytes);
+                continue;
+            }
             if ((size_t)at->bytes != plan.nbytes)
                 plan = stream_plan((size_t)at->bytes);
             *crc++ = hardware ? copy_unit_fast(dst, src, plan.nbytes, plan.stream, plan.factor)
                               : copy_unit_table(dst, src, plan.nbytes, plan.stream, plan.factor);
         }
     order_stores();
-}
-
-/* Writes the CRC32C of src[i], `nbytes` each, to crc[i]. */
-void crc_units(const uint8_t *const *src, size_t nbytes, size_t count, uint32_t *crc, int hardware) {
-    struct plan plan = stream_plan(nbytes);
-    for (size_t i = 0; i < count; i++)
-        crc[i] = crc_unit(src[i], &plan, hardware);
 }

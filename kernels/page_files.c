@@ -31,11 +31,6 @@
 /* What became of a page, if it isn't an errno; `page_batch.py` has the same list. */
 enum { DONE = 0, WAITING = -1, NO_REGULAR_FILE = -2, WRONG_LENGTH = -3, CHECK_FAILED = -4 };
 
-/* Units of one length, one after the other from `start` of a page. */
-struct run {
-    int64_t start, nbytes, units;
-};
-
 /* The binding has the same structure. */
 struct page_batch {
     const char *const *paths;       /* of the files */
@@ -47,9 +42,9 @@ struct page_batch {
     int64_t *lengths;               /* bytes that a file written takes on the disk; of a file of WRONG_LENGTH, that */
     const uint8_t *replaces;        /* 1: a file that is there is bad, write over it; else EEXIST becomes of the page */
     uint8_t *past_cache;            /* 1: moved with O_DIRECT */
-    const struct run *runs;
+    const struct unit *table;       /* the units of any page */
     uint32_t *crc;                  /* of the units of each page: found by a read, given for a write */
-    int64_t header_bytes, page_bytes, beginning_bytes, run_count, units, call_bytes, touch_after_s;
+    int64_t header_bytes, page_bytes, beginning_bytes, units, call_bytes, touch_after_s;
     int32_t verify, direct, sync, sealed, hardware, stop; /* sealed: the headers of pages to be written are there */
 };
 
@@ -106,46 +101,48 @@ static enum cached in_cache(int file, int64_t length) {
 
 /* How far the units of a page are checksummed. */
 struct progress {
-    const struct run *run;
-    int64_t unit; /* of the run */
-    size_t index; /* of the page's table */
+    int64_t units;
     struct plan plan;
 };
 
-/* Checksums the units that end within the first `ready` bytes of a page. */
+/* Checksums the units, in the order of the table, that end within the first `ready` bytes of a page. */
 static void checksum(const struct page_batch *batch, size_t at, int64_t ready, struct progress *done) {
     uint32_t *crc = batch->crc + at * (size_t)batch->units;
-    for (; done->run < batch->runs + batch->run_count; done->run++, done->unit = 0)
-        for (; done->unit < done->run->units; done->unit++) {
-            int64_t start = done->run->start + done->unit * done->run->nbytes;
-            if (start + done->run->nbytes > ready)
-                return;
-            if (done->plan.nbytes != (size_t)done->run->nbytes)
-                done->plan = stream_plan((size_t)done->run->nbytes);
-            crc[done->index++] = crc_unit(batch->pages[at] + start, &done->plan, batch->hardware);
-        }
+    for (; done->units < batch->units; done->units++) {
+        const struct unit *unit = batch->table + done->units;
+        if (unit->start + (unit->runs - 1) * unit->stride + unit->bytes > ready)
+            return;
+        crc[done->units] = crc_unit(batch->pages[at], unit, &done->plan, batch->hardware);
+    }
+}
+
+/* CRC32C of all of a header but the last field, which is that. */
+static uint32_t crc_of_header(const struct page_batch *batch, const uint8_t *header) {
+    struct plan plan = {0, 0, 0};
+    struct unit whole = {0, 0, 1, batch->header_bytes - CRC_BYTES};
+    return crc_unit(header, &whole, &plan, batch->hardware);
 }
 
 /* Makes the header of a page: beginning, table, zeros and the CRC32C of all that. */
 static void seal(const struct page_batch *batch, size_t at) {
     uint8_t *header = batch->headers + at * (size_t)batch->header_bytes;
     size_t beginning = (size_t)batch->beginning_bytes, table = (size_t)batch->units * CRC_BYTES;
-    struct plan plan = stream_plan((size_t)batch->header_bytes - CRC_BYTES);
+    size_t end = (size_t)batch->header_bytes - CRC_BYTES;
     memcpy(header, batch->beginnings + at * beginning, beginning);
     memcpy(header + beginning, batch->crc + at * (size_t)batch->units, table);
-    memset(header + beginning + table, 0, plan.nbytes - beginning - table);
-    uint32_t crc = crc_unit(header, &plan, batch->hardware);
-    memcpy(header + plan.nbytes, &crc, CRC_BYTES);
+    memset(header + beginning + table, 0, end - beginning - table);
+    uint32_t crc = crc_of_header(batch, header);
+    memcpy(header + end, &crc, CRC_BYTES);
 }
 
 /* Is the header that of this page, and are the bytes those that it tells of? */
 static int check(const struct page_batch *batch, size_t at) {
     const uint8_t *header = batch->headers + at * (size_t)batch->header_bytes;
     const uint8_t *beginning = batch->beginnings + at * (size_t)batch->beginning_bytes;
-    struct plan plan = stream_plan((size_t)batch->header_bytes - CRC_BYTES);
-    uint32_t crc = crc_unit(header, &plan, batch->hardware);
+    uint32_t crc = crc_of_header(batch, header);
+    size_t end = (size_t)batch->header_bytes - CRC_BYTES;
     size_t table = (size_t)batch->units * CRC_BYTES;
-    if (memcmp(header, beginning, (size_t)batch->beginning_bytes) || memcmp(header + plan.nbytes, &crc, CRC_BYTES))
+    if (memcmp(header, beginning, (size_t)batch->beginning_bytes) || memcmp(header + end, &crc, CRC_BYTES))
         return CHECK_FAILED;
     if (batch->verify && memcmp(header + batch->beginning_bytes, batch->crc + at * (size_t)batch->units, table))
         return CHECK_FAILED;
@@ -154,7 +151,7 @@ static int check(const struct page_batch *batch, size_t at) {
 
 static int read_bytes(int file, struct page_batch *batch, size_t at) {
     int64_t length = batch->header_bytes + batch->page_bytes;
-    struct progress done = {batch->runs, 0, 0, {0, 0, 0}};
+    struct progress done = {0, {0, 0, 0}};
     enum cached cached = in_cache(file, length);
     int outcome = cached == NO ? move_direct(preadv, file, batch, at) : EINVAL;
     if (outcome == EINVAL) {

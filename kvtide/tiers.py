@@ -13,7 +13,7 @@ MIB = 2**20
 def geometry_of(config: Config) -> PageGeometry:
     """The page geometry of the configured model. Raises ModelError for a folder that can't be served."""
     model = read_config(Path(config.model.path))
-    return model.page_geometry(config.cache.page_size, config.model.dtype)
+    return model.page_geometry(config.cache.page_size, config.model.dtype, config.cache.host_layout)
 
 
 def describe_tiers(config: Config) -> list[str]:

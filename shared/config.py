@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import ConfigError
+from shared.geometry import HostLayout
 
 GIB = 2**30
 VARIABLE_PREFIX = "KVTIDE_"  # of the environment variables that set keys
@@ -68,6 +69,7 @@ class Cache(_Section):
     page_size: Annotated[int, Meta(ge=1, le=1024)] = 64  # tokens, a power of two
     device_tokens: PositiveInt = 16384  # tokens in the device pool (L1)
     host_bytes: Count = 2 * GIB  # bytes of the host pool (L2) of each storage; 0 = no host tier, hence no L3
+    host_layout: HostLayout = "page_first_direct"  # order of the bytes of a page in host memory and L3
     write_policy: Literal["write_through", "write_through_selective", "write_back"] = (
         "write_through"  # back a node up at its first use, at its second, or when the device evicts it
     )

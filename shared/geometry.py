@@ -1,10 +1,6 @@
 """The one description of a page's bytes, and the fingerprint that names it.
 
-A host page is one contiguous range of `page_bytes`, so that a page is one file, one read and one checksum table.
-Inside it, `page_first_direct` orders the bytes as (part, layer, page_size, heads, head_dim); one (part, layer) is a
-*unit*: contiguous on the device, copied and checksummed as a whole.
-
-    page:   | part 0: layer 0 | layer 1 | ... | part 1: layer 0 | layer 1 | ... |
+A page is `page_bytes` long, one file in L3, one read and one checksum table. `host_layout` says where each byte lies.
 """
 
 import hashlib
@@ -16,7 +12,7 @@ from shared.errors import GeometryError
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
 
-HostLayout = Literal["page_first_direct"]
+HostLayout = Literal["page_first_direct", "page_first", "page_head", "layer_first"]
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -54,7 +50,7 @@ class PageGeometry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
         if not 0 <= self.tp_rank < self.tp_size:
             raise GeometryError(f"tp_rank {self.tp_rank} is outside 0..{self.tp_size - 1}")
         if self.tp_size > 1:
-            raise GeometryError(f"tp_size {self.tp_size} needs the page_head layout, which this version lacks; use 1")
+            raise GeometryError(f"tp_size {self.tp_size}: this version has one rank; use 1")
 
     @property
     def token_bytes(self) -> int:
@@ -68,21 +64,12 @@ class PageGeometry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     @property
     def units(self) -> int:
-        """Checksums per page: one for each (part, layer)."""
-        return len(self.parts) * self.layers
+        """Checksums per page: one for each (part, layer), in `page_head` for each KV head of it."""
+        return self.layers * sum(part.heads if self.layout == "page_head" else 1 for part in self.parts)
 
     def unit_bytes(self, part: int) -> int:
-        """Bytes of one unit of `part`."""
+        """Bytes of one layer of `part`."""
         return self.page_size * self.parts[part].token_bytes
-
-    def unit_index(self, part: int, layer: int) -> int:
-        """Row of (part, layer) in a page's checksum table."""
-        return part * self.layers + layer
-
-    def unit_offset(self, part: int, layer: int) -> int:
-        """Byte offset of (part, layer) inside a host page."""
-        before = sum(self.unit_bytes(p) for p in range(part)) * self.layers
-        return before + layer * self.unit_bytes(part)
 
     @property
     def fingerprint(self) -> bytes:

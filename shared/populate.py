@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from shared.errors import SegmentError
-from shared.segments import Bytes
+from shared.host_layout import Bytes
 
 MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module doesn't name it
 STEP_BYTES = 4 * 2**20  # less than 1 ms, in which the map can't go

@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from shared.errors import CapacityError, SegmentError
 from shared.geometry import PageGeometry
+from shared.host_layout import Bytes, HostPages
 from shared.messages.storage import SegmentInfo
 from shared.page_hash import DIGEST_BYTES
 from shared.segment_files import allocate, hold_lock, lock_path, names_path, open_map, release_lock, segment_path
 
-Bytes = npt.NDArray[np.uint8]
 Checksums = npt.NDArray[np.uint32]
 PageIds = npt.NDArray[np.int32]
 NameRows = npt.NDArray[np.void]
@@ -72,6 +72,11 @@ class _Segment:
         if self._pool is None:
             raise SegmentError(f"segment {self.path.name} is closed; map it again")
         return self._pool
+
+    @property
+    def host_pages(self) -> HostPages:
+        """The same memory, page by page. Raises SegmentError once closed."""
+        return HostPages(self.geometry, self.pages_array, pool=True)
 
     def name_of(self, page: int) -> PageName | None:
         """The page's name, None when it has none. Raises SegmentError for a page outside 1..pages-1."""
@@ -178,10 +183,11 @@ def create_segment(
 
     Raises CapacityError when it doesn't fit into the folder's file system, SegmentError when it can't be made.
     """
-    if pages < MIN_PAGES or geometry.page_bytes < HEADER.size:
+    together = geometry.unit_bytes(0) if geometry.layout == "layer_first" else geometry.page_bytes  # of page 0
+    if pages < MIN_PAGES or together < HEADER.size:
         raise CapacityError(
-            f"a host pool needs {MIN_PAGES} pages of {HEADER.size} bytes or more, not {pages} of "
-            f"{geometry.page_bytes}: raise cache.host_bytes or cache.page_size"
+            f"a host pool needs {MIN_PAGES} pages whose first {HEADER.size} bytes lie together, not {pages} with "
+            f"{together}: raise cache.host_bytes or cache.page_size"
         )
     path = segment_path(folder, stack_name, storage_id, epoch)
     info = _describe(path, storage_id, epoch, pages, geometry, model_fingerprint)

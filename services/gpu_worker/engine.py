@@ -67,7 +67,7 @@ def build_engine(config: Config) -> Engine:
     folder = Path(config.model.path)
     described = read_config(folder)
     max_context = _max_context(config, described)
-    geometry = described.page_geometry(config.cache.page_size, config.model.dtype)
+    geometry = described.page_geometry(config.cache.page_size, config.model.dtype, config.cache.host_layout)
     with ThreadPoolExecutor(1, "fingerprint") as beside:
         fingerprint = beside.submit(weights_fingerprint, folder)
         model = load_model(folder, config.model.dtype)

@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.errors import KvtideError
+from shared.host_layout import HostPages
 from shared.messages.storage import SegmentInfo
 from shared.populate import populate
-from shared.segments import Bytes, Checksums, MappedSegment, map_segment
+from shared.segments import Checksums, MappedSegment, map_segment
 
 POPULATE_END_S = 1.0  # a step takes less than 1 ms; more on a machine that is short of processors
 
@@ -31,7 +32,7 @@ class Chunk(NamedTuple):
     """Host pages that can be copied now."""
 
     positions: slice  # in the operation's page lists
-    pages: Bytes  # uint8 [*, page_bytes]
+    pages: HostPages
     rows: PageIds  # int64, of `pages`: one for each position
     expected: Checksums | None  # uint32 [n, units]; None where nothing is to be compared
 
@@ -83,11 +84,11 @@ class MappedHostSegment:
         return self._segment.pages
 
     def write(self, host_pages: PageIds, checksums: Checksums, check: Check) -> Chunks:
-        yield Chunk(slice(0, len(host_pages)), self._segment.pages_array, host_pages, None)
+        yield Chunk(slice(0, len(host_pages)), self._segment.host_pages, host_pages, None)
 
     def read(self, host_pages: PageIds, digests: Sequence[bytes], check: Check, *, verify: bool) -> Chunks:
         expected = self._expected(host_pages, digests) if verify else None
-        yield Chunk(slice(0, len(host_pages)), self._segment.pages_array, host_pages, expected)
+        yield Chunk(slice(0, len(host_pages)), self._segment.host_pages, host_pages, expected)
 
     def close(self) -> None:
         self._segment.close()

@@ -4,7 +4,7 @@ import torch
 
 from services.gpu_worker.cuda_streams import cuda_device
 from shared.errors import CapacityError
-from shared.segments import Bytes
+from shared.host_layout import Bytes
 
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU of the process
 

@@ -13,6 +13,7 @@ import numpy as np
 from services.gpu_worker.host_segment import BadPages, Check, Chunk, Chunks, PageIds
 from services.gpu_worker.remote_link import PageLink, Reply, Request, Unsent
 from shared.errors import SegmentError
+from shared.host_layout import Bytes, HostPages
 from shared.messages.pages import (
     GetPages,
     GotPage,
@@ -28,7 +29,7 @@ from shared.messages.pages import (
 )
 from shared.messages.storage import SegmentInfo
 from shared.packed import pack, unpack
-from shared.segments import Bytes, Checksums
+from shared.segments import Checksums
 
 CHUNK_BYTES = 8 * 2**20  # one buffer of a write: as many pages as one batch of a copy
 BUFFERS = 2  # one is filled while the other goes out
@@ -45,6 +46,7 @@ class RemoteSegment:
         self.epoch = info.epoch
         self.pages = info.pages
         self.link = PageLink(info, identity, epoch, on_lost)
+        self._geometry = info.geometry
         self._page_bytes = info.geometry.page_bytes
         self._units = info.geometry.units
         self._chunk = max(1, CHUNK_BYTES // self._page_bytes)
@@ -75,7 +77,8 @@ class RemoteSegment:
                     buffers.append(np.empty((min(self._chunk, len(host_pages)), self._page_bytes), dtype=np.uint8))
                 buffer = buffers[turn % BUFFERS]
                 put.wait_placed(start - (BUFFERS - 1) * self._chunk)
-                yield Chunk(positions, buffer, np.arange(positions.stop - start), None)
+                filled = HostPages(self._geometry, buffer, pool=False)
+                yield Chunk(positions, filled, np.arange(positions.stop - start), None)
                 for position in range(start, positions.stop):
                     put.send(position, checksums[position], buffer[position - start])
             put.wait_placed(len(host_pages))
@@ -96,7 +99,8 @@ class RemoteSegment:
                 expected = np.frombuffer(message.checksums, "<u4")
                 if len(page) != self._page_bytes or len(expected) != self._units:
                     raise SegmentError(f"a page came with {len(page)} bytes and {len(expected)} checksums")
-                rows = np.frombuffer(page, np.uint8).reshape(1, self._page_bytes)
+                memory = np.frombuffer(page, np.uint8).reshape(1, self._page_bytes)
+                rows = HostPages(self._geometry, memory, pool=False)
                 yield Chunk(slice(position, position + 1), rows, FIRST_ROW, expected[None] if verify else None)
                 if position % more == more - 1:
                     self.link.post(MorePages(request.number, position + 1 + joined.window), request=request)

@@ -42,11 +42,9 @@ class Transfers:
         self._geometry = geometry
         self._checksums = checksums
         self._others_run = others_run
-        parts, layers = range(len(geometry.parts)), range(geometry.layers)
-        self._units = np.array([[geometry.unit_index(part, layer) for part in parts] for layer in layers])
-        offsets = [[geometry.unit_offset(part, layer) for part in parts] for layer in layers]
-        buffers = [pool.layer_buffers(layer) for layer in layers]
-        self._copier = PageCopier(buffers, offsets, geometry.page_size, geometry.page_bytes)
+        self._copier = PageCopier([pool.layer_buffers(layer) for layer in range(geometry.layers)], geometry)
+        self._units = np.array(self._copier.units)
+        self._layers = np.array([unit.layer for unit in self._copier.ordered])
 
     def write(self, write: Write) -> Message:
         """Copy device pages into host pages. WriteDone once all bytes are there, Cancelled or OperationFailed."""
@@ -125,8 +123,9 @@ class Transfers:
             found.append(copy.run(layers, batch))
         if chunk.expected is None:
             return np.empty((0, 2), dtype=np.int64)
-        wrong = (np.concatenate(found) != chunk.expected[:, self._units[layers]]).any(axis=2)
-        return np.argwhere(wrong) + np.array((0, layers.start or 0))
+        units = self._copier.of_layers(layers)
+        rows, columns = np.nonzero(np.concatenate(found) != chunk.expected[:, self._units[units]])
+        return np.unique(np.stack((rows, self._layers[units][columns]), axis=1), axis=0)
 
 
 def _batches(chunk: Chunk, row_bytes: int) -> Iterator[slice]:

@@ -160,8 +160,8 @@ class PageBatch:
         batch = native.PageBatch(
             names, temporaries, self._headers.ctypes.data, pages.ctypes.data, beginnings.ctypes.data,
             self.outcomes.buffer_info()[0], self.lengths.buffer_info()[0], replaces.ctypes.data, past.ctypes.data,
-            layout.runs.ctypes.data, crc.ctypes.data, layout.header_bytes, layout.page_bytes, beginnings.shape[1],
-            len(layout.runs), units, CALL_BYTES, TOUCH_AFTER_S, self.policy.verify, self.policy.direct,
+            layout.units.ctypes.data, crc.ctypes.data, layout.header_bytes, layout.page_bytes, beginnings.shape[1],
+            units, CALL_BYTES, TOUCH_AFTER_S, self.policy.verify, self.policy.direct,
             self.policy.fsync, self._seals_here, extension.hardware, 0,
         )  # fmt: skip
         return batch, [names, temporaries, pages, beginnings, crc, replaces, past]

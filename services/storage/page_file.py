@@ -18,6 +18,7 @@ from services.storage.direct_io import BLOCK
 from services.storage.page_key import PROOF_BYTES, proof, proves
 from shared.errors import StorageError
 from shared.geometry import PageGeometry
+from shared.host_layout import units_of
 from shared.page_hash import DIGEST_BYTES
 from shared.segments import Checksums
 
@@ -43,13 +44,7 @@ class PageFormat:
         self.model_fingerprint = model_fingerprint
         self.geometry = geometry
         self.page_bytes = geometry.page_bytes
-        units = [geometry.unit_bytes(part) for part in range(len(geometry.parts))]
-        if len(set(units)) == 1:
-            units, per_run = units[:1], geometry.units
-        else:
-            per_run = geometry.layers
-        runs = [(geometry.unit_offset(part, 0), unit, per_run) for part, unit in enumerate(units)]
-        self.runs = np.array(runs, np.int64)  # [n, 3]: where units of one length begin, their length, how many
+        self.units = np.array([(each.start, each.stride, each.runs, each.run_bytes) for each in units_of(geometry)])
         self._key = key
         self._proof_at = FIXED.size + 4 * geometry.units
         used = self._proof_at + (PROOF_BYTES if key else 0) + CHECK.size
@@ -110,8 +105,7 @@ class PageFormat:
 
     def checksums_of(self, page: memoryview) -> Checksums:
         """uint32 [units] of a page's bytes."""
-        runs = self.runs.tolist()
-        return np.concatenate([crc32c_units(page[start : start + unit * n], unit) for start, unit, n in runs])
+        return crc32c_units(page, self.units)
 
     def check_origin(self, header: bytes | memoryview, page: memoryview) -> None:
         """Raises CorruptPageError when a page wasn't written with the key."""

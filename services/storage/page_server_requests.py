@@ -15,9 +15,10 @@ from services.storage.operations import RefusedError
 from services.storage.page_file import PageFormat
 from services.storage.transfers import page_list
 from shared.errors import SegmentError
+from shared.host_layout import Bytes
 from shared.messages.pages import GetPages, GotPage, PutPage, PutPages, PutProgress
 from shared.packed import unpack
-from shared.segments import Bytes, OwnedSegment, PageIds
+from shared.segments import OwnedSegment, PageIds
 
 GRANT_S = 5.0  # a window of pages takes 50 ms on a fast network, 3 s at 100 Mbit/s
 
@@ -77,7 +78,7 @@ class Put:
             raise RefusedError("name", f"page {host_page} got a name during a put", [position])
         if not self._granted(message.grant):
             return False
-        self._segment.pages_array[host_page] = np.frombuffer(page, np.uint8)
+        self._segment.host_pages.put(host_page, np.frombuffer(page, np.uint8))
         self._placed.add(position)
         return True
 
@@ -116,7 +117,7 @@ class Get:
         if checksums is None:
             raise RefusedError("name", f"page {self.pages[position]} lost its name during a get", [position])
         self._next += 1
-        return GotPage(self.request, position, checksums), self._segment.pages_array[self.pages[position]]
+        return GotPage(self.request, position, checksums), self._segment.host_pages.get(int(self.pages[position]))
 
     def _name(self, position: int) -> bytes | None:
         name = self._segment.name_of(int(self.pages[position]))

@@ -1,6 +1,7 @@
 """Pages between the host pool and L3: find, prefetch, archive."""
 
 import logging
+import mmap
 import time
 from collections.abc import Callable, Sequence
 
@@ -9,6 +10,7 @@ import numpy as np
 from services.storage.backend import MAX_BATCH, ModelPages
 from services.storage.operations import Operation, RefusedError
 from shared.errors import SegmentError
+from shared.host_layout import HostPages
 from shared.messages.common import Message
 from shared.messages.storage import (
     ArchiveDone,
@@ -66,11 +68,13 @@ async def prefetch(
         for positions in _batches(len(pages)):
             if operation.stop.is_set():
                 break
-            buffers = [memoryview(segment.pages_array[page]) for page in pages[positions]]
+            buffers = [_room(segment.host_pages, int(page)) for page in pages[positions]]
             read = await store.batch_get([digests[each] for each in positions], buffers, operation.stop)
             corrupt += read.corrupt
-            for position, checksums in zip(positions, read.checksums, strict=True):
+            for position, buffer, checksums in zip(positions, buffers, read.checksums, strict=True):
                 if checksums is not None:
+                    if segment.host_pages.spread:
+                        segment.host_pages.put(int(pages[position]), np.frombuffer(buffer, np.uint8))
                     segment.set_names(pages[[position]], digests[position], checksums)
                     operation.named.append(position)
             if not operation.stop.is_set():
@@ -95,7 +99,7 @@ async def archive(store: ModelPages, segment: OwnedSegment, operation: Operation
         right = {each: name for each, name in names.items() if name is not None and name.digest == digests[each]}
         results = await store.batch_set(
             [name.digest for name in right.values()],
-            [memoryview(segment.pages_array[pages[each]]) for each in right],
+            [segment.host_pages.get(int(pages[each])).data for each in right],
             [name.checksums for name in right.values()],
             operation.stop,
         )
@@ -117,6 +121,11 @@ def split_digests(digests: bytes) -> list[bytes]:
     if len(digests) % DIGEST_BYTES:
         raise SegmentError(f"{len(digests)} bytes are not whole digests of {DIGEST_BYTES}")
     return [digests[start : start + DIGEST_BYTES] for start in range(0, len(digests), DIGEST_BYTES)]
+
+
+def _room(host: HostPages, page: int) -> memoryview:
+    """Where a page's bytes arrive: its own memory, or a buffer on a block's border when it lies in many places."""
+    return memoryview(mmap.mmap(-1, host.geometry.page_bytes)) if host.spread else host.get(page).data
 
 
 def _batches(count: int) -> Sequence[range]:

@@ -8,6 +8,7 @@ from kernels.page_copy import PageCopier
 from services.gpu_worker.kv_pool import KVPool
 from shared.errors import IntegrityError
 from shared.geometry import PageGeometry, Part
+from shared.host_layout import HostPages
 from shared.messages.storage import CommitPages, ReleasePages
 from shared.messages.worker import LoadPages, WritePages
 from shared.packed import unpack
@@ -28,13 +29,12 @@ class PageBytes:
     def __init__(self, page_size: int, device_pages: int, host_pages: int) -> None:
         """Pages of both pools, page 0 included."""
         shape = geometry(page_size)
-        layers, parts = range(shape.layers), range(len(shape.parts))
         self._pool = KVPool(shape, device_pages)
-        buffers = [self._pool.layer_buffers(layer) for layer in layers]
-        offsets = [[shape.unit_offset(part, layer) for part in parts] for layer in layers]
-        self._copier = PageCopier(buffers, offsets, page_size, shape.page_bytes)
-        self._units = np.array([[shape.unit_index(part, layer) for part in parts] for layer in layers])
+        buffers = [self._pool.layer_buffers(layer) for layer in range(shape.layers)]
+        self._copier = PageCopier(buffers, shape)
+        self._units = np.array(self._copier.units)
         self.host = np.zeros((host_pages, shape.page_bytes), np.uint8)
+        self._host = HostPages(shape, self.host, pool=True)
         self._names = np.zeros((host_pages, DIGEST_BYTES), np.uint8)
         self._checksums = np.zeros((host_pages, shape.units), np.uint32)
         self._device = [
@@ -44,7 +44,7 @@ class PageBytes:
     def write(self, command: WritePages) -> bytes:
         """Copy device pages into host pages; their checksums, page by page, for WriteDone."""
         host_pages = _ids(command.host_pages)
-        copied = self._copier.to_host(_ids(command.device_pages), self.host, host_pages).run(ALL)
+        copied = self._copier.to_host(_ids(command.device_pages), self._host, host_pages).run(ALL)
         checksums = np.empty((len(host_pages), self._units.size), "<u4")
         checksums[:, self._units] = copied
         return checksums.tobytes()
@@ -66,9 +66,9 @@ class PageBytes:
         if self._names[pages].tobytes() != command.digests:
             raise IntegrityError(f"of host pages {pages.tolist()} some have another name")
         expected = self._checksums[pages]
-        copy = self._copier.to_device(_ids(command.device_pages), self.host, pages)
-        for layer in range(LAYERS):
-            if (copy.run(slice(layer, layer + 1))[:, 0] != expected[:, self._units[layer]]).any():
+        copy = self._copier.to_device(_ids(command.device_pages), self._host, pages)
+        for layer in (slice(each, each + 1) for each in range(LAYERS)):
+            if (copy.run(layer) != expected[:, self._units[self._copier.of_layers(layer)]]).any():
                 raise IntegrityError(f"of host pages {pages.tolist()} some have other bytes than were written")
 
     def fill(self, page: int, content: bytes) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 
 from shared.errors import ModelError
-from shared.geometry import PageGeometry, Part
+from shared.geometry import HostLayout, PageGeometry, Part
 
 ROPE_TYPES = ("default", "llama3")
 LLAMA3_KEYS = {  # in config.json: in Rope
@@ -72,10 +72,10 @@ class ModelConfig(msgspec.Struct, frozen=True):
     qk_norm: bool = False
     sliding_window: int | None = None  # tokens that some layer sees; None = all
 
-    def page_geometry(self, page_size: int, dtype: str) -> PageGeometry:
+    def page_geometry(self, page_size: int, dtype: str, layout: HostLayout = "page_first_direct") -> PageGeometry:
         """The geometry of this model's pages on one rank. Raises GeometryError."""
         parts = tuple(Part(name, self.kv_heads, self.head_dim, dtype) for name in ("k", "v"))
-        return PageGeometry(page_size=page_size, layers=self.layers, parts=parts)
+        return PageGeometry(page_size=page_size, layers=self.layers, parts=parts, layout=layout)
 
 
 def read_config(folder: Path) -> ModelConfig:

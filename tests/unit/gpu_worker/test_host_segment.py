@@ -10,7 +10,8 @@ import pytest
 from services.gpu_worker import host_segment
 from services.gpu_worker.host_segment import MappedHostSegment
 from shared.geometry import PageGeometry, Part
-from shared.segments import Bytes, create_segment
+from shared.host_layout import Bytes
+from shared.segments import create_segment
 
 STEP_S = 0.2
 GEOMETRY = PageGeometry(16, 2, (Part("k", 2, 8, "float32"), Part("v", 2, 8, "float32")))

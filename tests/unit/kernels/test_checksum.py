@@ -27,18 +27,26 @@ def test_known_vectors(version: str, data: bytes, expected: int) -> None:
     assert checksum.crc32c(memoryview(bytearray(data))) == expected
 
 
-def test_units_are_consecutive(version: str) -> None:
+@pytest.mark.parametrize(("stride", "runs", "run_bytes"), [(1000, 1, 1000), (100, 5, 24), (30, 4, 7)])
+def test_units_of_one_run_or_several(version: str, stride: int, runs: int, run_bytes: int) -> None:
     data = np.random.default_rng(0).integers(0, 256, 7 * 1000, dtype=np.uint8)
-    expected = [google_crc32c.value(data[i : i + 1000].tobytes()) for i in range(0, 7000, 1000)]
-    assert checksum.crc32c_units(data, 1000).tolist() == expected
-    assert checksum.crc32c_units(memoryview(data.tobytes()), 1000).tolist() == expected
-    assert checksum.crc32c_units(b"", 1000).shape == (0,)
+    starts = range(0, 7000, 1000)
+    expected = [
+        google_crc32c.value(b"".join(data[start + run * stride :][:run_bytes].tobytes() for run in range(runs)))
+        for start in starts
+    ]
+    units = np.array([(start, stride, runs, run_bytes) for start in starts])
+    assert checksum.crc32c_units(data, units).tolist() == expected
+    assert checksum.crc32c_units(memoryview(data.tobytes()), units).tolist() == expected
+    assert checksum.crc32c_units(data, units[:0]).shape == (0,)
 
 
-@pytest.mark.parametrize("unit_bytes", [0, 3, 11])
-def test_a_partial_unit_is_refused(version: str, unit_bytes: int) -> None:
-    with pytest.raises(GeometryError, match="whole units"):
-        checksum.crc32c_units(b"0123456789", unit_bytes)
+@pytest.mark.parametrize(
+    "unit", [(0, 0, 1, 11), (3, 4, 2, 4), (-1, 1, 1, 1), (0, 2, 0, 4), (0, 1, 1, 0), (5, -1, 2, 1)]
+)
+def test_a_unit_outside_the_buffer_is_refused(version: str, unit: tuple[int, ...]) -> None:
+    with pytest.raises(GeometryError, match="is not in 10 bytes"):
+        checksum.crc32c_units(b"0123456789", np.array([(0, 0, 1, 10), unit]))
 
 
 @pytest.mark.parametrize("hardware", [True, False])
@@ -51,8 +59,8 @@ def test_c_equals_the_wheel_at_any_length_and_alignment(hardware: bool, data: by
     source = np.frombuffer(bytes(start) + data, dtype=np.uint8)
     target = np.zeros(start + len(data) + 1, dtype=np.uint8)
     expected, crc, page = google_crc32c.value(data), np.zeros((1, 1), dtype=np.uint32), np.zeros(1, dtype=np.int64)
-    assert extension.crc_units(np.array([source.ctypes.data + start], dtype=np.uint64), len(data))[0] == expected
-    places = np.array([[source.ctypes.data + start, start, 0, len(data)]], dtype=np.int64)
+    assert extension.crc_units(source.ctypes.data, np.array([[start, 0, 1, len(data)]]))[0] == expected
+    places = np.array([[source.ctypes.data + start, 0, 0, start, 0, 0, 1, len(data)]], dtype=np.int64)
     extension.copy_pages(target.ctypes.data, places, page, page, crc, True)
     assert crc[0, 0] == expected
     assert target.tobytes() == bytes(start) + data + b"\0"

@@ -7,15 +7,23 @@ import google_crc32c
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from kernels import page_copy
 from kernels.page_copy import PageCopier
 from shared.errors import GeometryError
 from shared.geometry import PageGeometry, Part
+from shared.host_layout import HostPages
 
 PAGES = 7
 LAYERS = 3
 ALL = slice(None)
+ORDER = {  # of a part's [layer, token, head, element] in a page
+    "page_first_direct": (0, 1, 2, 3),
+    "layer_first": (0, 1, 2, 3),
+    "page_first": (1, 0, 2, 3),
+    "page_head": (2, 1, 0, 3),
+}
 
 
 class Pools:
@@ -25,7 +33,8 @@ class Pools:
         rng = np.random.default_rng(seed)
         self.geometry, self.rng = geometry, rng
         self.layers = [[self._buffer(part) for part in geometry.parts] for _ in range(geometry.layers)]
-        self.host = rng.integers(0, 256, (PAGES, geometry.page_bytes), dtype=np.uint8)
+        memory = rng.integers(0, 256, (PAGES, geometry.page_bytes), dtype=np.uint8)
+        self.host = HostPages(geometry, memory, pool=True)
 
     def _buffer(self, part: Part) -> torch.Tensor:
         dtype = getattr(torch, part.dtype)
@@ -34,27 +43,43 @@ class Pools:
         return torch.from_numpy(raw).view(dtype).view(slots, part.heads, part.head_dim)
 
     @property
-    def offsets(self) -> list[list[int]]:
-        geometry = self.geometry
-        return [[geometry.unit_offset(part, layer) for part in range(len(geometry.parts))] for layer in range(LAYERS)]
-
-    @property
     def copier(self) -> PageCopier:
-        return PageCopier(self.layers, self.offsets, self.geometry.page_size, self.geometry.page_bytes)
+        return PageCopier(self.layers, self.geometry)
 
     def copy(self, to_host: bool, layers: slice, device_pages: list[int], host_pages: list[int]) -> Any:
         ids = [np.array(pages, dtype=np.int64) for pages in (device_pages, host_pages)]
         copier = self.copier
         return (copier.to_host if to_host else copier.to_device)(ids[0], self.host, ids[1]).run(layers)
 
-    def device_unit(self, layer: int, part: int, page: int) -> bytes:
-        size = self.geometry.page_size
-        rows = self.layers[layer][part][page * size : (page + 1) * size]
-        return rows.contiguous().view(torch.uint8).numpy().tobytes()
+    def device_page(self, page: int) -> list[np.ndarray]:
+        """Of each part uint8 [layers, tokens, heads, bytes of a head]."""
+        slots = slice(page * self.geometry.page_size, (page + 1) * self.geometry.page_size)
+        return [
+            np.stack([self.layers[layer][part][slots].view(torch.uint8) for layer in range(LAYERS)])
+            for part in range(len(self.geometry.parts))
+        ]
 
-    def host_unit(self, layer: int, part: int, page: int) -> bytes:
-        start = self.geometry.unit_offset(part, layer)
-        return self.host[page, start : start + self.geometry.unit_bytes(part)].tobytes()
+    def host_page(self, page: int) -> list[np.ndarray]:
+        """The same of a host page, by the layout's definition."""
+        order, at, found = ORDER[self.geometry.layout], 0, []
+        data = self.host.get(page)
+        for part in self.geometry.parts:
+            shape = LAYERS, self.geometry.page_size, part.heads, part.token_bytes // part.heads
+            size = int(np.prod(shape))
+            found.append(
+                data[at : at + size].reshape([shape[axis] for axis in order]).transpose(np.argsort(order)).copy()
+            )
+            at += size
+        return found
+
+    def crc(self, pages: list[np.ndarray], layers: slice) -> list[int]:
+        """Of each unit, layer by layer."""
+        found = []
+        for layer, part in itertools.product(range(LAYERS)[layers], range(len(pages))):
+            unit = pages[part][layer]
+            heads = np.moveaxis(unit, 1, 0) if self.geometry.layout == "page_head" else [unit]
+            found += [google_crc32c.value(np.ascontiguousarray(each).tobytes()) for each in heads]
+        return found
 
 
 def geometry_of(dtype: str, page_size: int, heads: int, dims: tuple[int, ...]) -> PageGeometry:
@@ -62,12 +87,13 @@ def geometry_of(dtype: str, page_size: int, heads: int, dims: tuple[int, ...]) -
     return PageGeometry(page_size=page_size, layers=LAYERS, parts=parts)
 
 
-GEOMETRIES = [
+SHAPES = [
     geometry_of("float32", 64, 3, (64, 64)),
     geometry_of("bfloat16", 16, 2, (16, 8)),
     geometry_of("float16", 1, 1, (3, 5)),
     geometry_of("uint8", 4, 1, (7,)),
 ]
+GEOMETRIES = [replace(shape, layout=layout) for shape in SHAPES for layout in ORDER]
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
@@ -77,27 +103,34 @@ def test_every_unit_arrives_and_nothing_else_moves(
     version: str, geometry: PageGeometry, to_host: bool, layers: slice
 ) -> None:
     pools, before = Pools(geometry), Pools(geometry)
-    pairs = list(zip([5, 1, 3], [2, 6, 4], strict=True))  # device and host pages
-    crc = pools.copy(to_host, layers, [5, 1, 3], [2, 6, 4])
-    copied = range(LAYERS)[layers]
-    assert crc.shape == (3, len(copied), len(geometry.parts))
+    pairs = {5: 2, 1: 6, 3: 4}  # device and host pages
+    crc = pools.copy(to_host, layers, list(pairs), list(pairs.values()))
     assert crc.dtype == np.uint32
-    source, target = ("device_unit", "host_unit") if to_host else ("host_unit", "device_unit")
-    moved = {}
-    for at, layer in enumerate(copied):
-        for part in range(len(geometry.parts)):
-            for row, pair in enumerate(pairs):
-                unit = getattr(before, source)(layer, part, pair[not to_host])
-                assert crc[row, at, part] == google_crc32c.value(unit)
-                moved[layer, part, pair[to_host]] = unit
-    for layer, part, page in itertools.product(range(LAYERS), range(len(geometry.parts)), range(PAGES)):
-        was = getattr(before, target)(layer, part, page)
-        assert getattr(pools, target)(layer, part, page) == moved.get((layer, part, page), was)
-        assert getattr(pools, source)(layer, part, page) == getattr(before, source)(layer, part, page)
+    for row, (device, host) in enumerate(pairs.items()):
+        source = before.device_page(device) if to_host else before.host_page(host)
+        assert crc[row].tolist() == pools.crc(source, layers)
+    for page in range(PAGES):
+        was, moved = before.device_page(page), before.device_page(page)
+        if not to_host and page in pairs:
+            for part, source in zip(moved, before.host_page(pairs[page]), strict=True):
+                part[layers] = source[layers]
+        assert_pages_equal(pools.device_page(page), moved if not to_host else was)
+        was, moved = before.host_page(page), before.host_page(page)
+        if to_host and page in pairs.values():
+            device = next(each for each, host in pairs.items() if host == page)
+            for part, source in zip(moved, before.device_page(device), strict=True):
+                part[layers] = source[layers]
+        assert_pages_equal(pools.host_page(page), moved if to_host else was)
 
 
-def test_round_trip_over_random_pages(version: str) -> None:
-    pools, before = Pools(GEOMETRIES[0], seed=1), Pools(GEOMETRIES[0], seed=1)
+def assert_pages_equal(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
+    for part, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(part, other)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES[: len(ORDER)], ids=str)
+def test_round_trip_over_random_pages(version: str, geometry: PageGeometry) -> None:
+    pools, before = Pools(geometry, seed=1), Pools(geometry, seed=1)
     order = pools.rng.permutation(PAGES).tolist()
     out = pools.copy(True, ALL, list(range(PAGES)), order)
     for buffer in itertools.chain(*pools.layers):
@@ -112,19 +145,22 @@ def test_part_of_the_pages_moves_alone(version: str) -> None:
     pools, before = Pools(GEOMETRIES[0]), Pools(GEOMETRIES[0])
     copy = pools.copier.to_device(_ids(5, 1, 3), pools.host, _ids(2, 6, 4))
     crc = copy.run(slice(1, 2), slice(1, 3))
-    assert crc.shape == (2, 1, 2)
-    for layer, part, page in itertools.product(range(LAYERS), range(2), range(PAGES)):
-        source = before.host_unit(layer, part, {1: 6, 3: 4}[page]) if layer == 1 and page in (1, 3) else None
-        assert pools.device_unit(layer, part, page) == (source or before.device_unit(layer, part, page))
+    assert crc.shape == (2, 2)
+    for page in range(PAGES):
+        wanted = before.device_page(page)
+        if page in (1, 3):
+            for part, source in zip(wanted, before.host_page({1: 6, 3: 4}[page]), strict=True):
+                part[1] = source[1]
+        assert_pages_equal(pools.device_page(page), wanted)
 
 
 def test_no_pages_is_fine(version: str) -> None:
-    assert Pools(GEOMETRIES[0]).copy(True, slice(0, 1), [], []).shape == (0, 1, 2)
+    assert Pools(GEOMETRIES[0]).copy(True, slice(0, 1), [], []).shape == (0, 2)
 
 
 def test_a_read_only_pool_can_be_read_but_not_written(version: str) -> None:
     pools = Pools(GEOMETRIES[1])
-    pools.host.flags.writeable = False
+    pools.host.memory.flags.writeable = False
     pools.copy(False, ALL, [1], [2])
     with pytest.raises(GeometryError, match="read-only"):
         pools.copy(True, ALL, [1], [2])
@@ -166,32 +202,30 @@ def test_pages_that_do_not_exist_are_refused(
 def test_a_host_pool_of_another_shape_is_refused(version: str, copy: Any, change: Any, match: str) -> None:
     pools = Pools(GEOMETRIES[0])
     with pytest.raises(GeometryError, match=match):
-        copy(pools.copier, _ids(1), change(pools.host), _ids(1))
+        copy(pools.copier, _ids(1), HostPages(pools.geometry, change(pools.host.memory), pool=True), _ids(1))
 
 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda pools, offsets: offsets[0].pop(), "must match"),
-        (lambda pools, offsets: offsets.pop(), "must match"),
-        (lambda pools, offsets: offsets[2].__setitem__(1, pools.geometry.page_bytes), "layer 2 part 1.*outside a page"),
-        (lambda pools, offsets: offsets[1].__setitem__(0, -1), "layer 1 part 0.*outside a page"),
-        (lambda pools, offsets: pools.layers[0].__setitem__(1, pools.layers[0][1].transpose(0, 1)), "part 1"),
-        (lambda pools, offsets: pools.layers[1].__setitem__(1, pools.layers[1][1][:64]), "differs from layer 0's"),
+        (lambda layers: layers[0].pop(), "the geometry has 3 of 2"),
+        (lambda layers: layers.pop(), "the geometry has 3 of 2"),
+        (lambda layers: layers[0].__setitem__(1, layers[0][1].transpose(0, 1)), "layer 0 part 1.*not contiguous"),
+        (
+            lambda layers: layers[1].__setitem__(0, layers[1][0][:65]),
+            "layer 1 part 0.*not contiguous whole pages of 64 slots",
+        ),
+        (
+            lambda layers: layers[2].__setitem__(0, layers[2][0].bfloat16()),
+            "a slot of .* has 384 bytes and the geometry.s has 768",
+        ),
     ],
 )
-def test_buffers_and_offsets_that_do_not_fit_are_refused(change: Any, match: str) -> None:
+def test_buffers_that_are_not_the_geometrys_are_refused(change: Any, match: str) -> None:
     pools = Pools(GEOMETRIES[0])
-    offsets = pools.offsets
-    change(pools, offsets)
+    change(pools.layers)
     with pytest.raises(GeometryError, match=match):
-        PageCopier(pools.layers, offsets, pools.geometry.page_size, pools.geometry.page_bytes)
-
-
-def test_a_page_size_that_cuts_the_pool_is_refused() -> None:
-    pools = Pools(GEOMETRIES[0])
-    with pytest.raises(GeometryError, match="whole pages of 48"):
-        PageCopier(pools.layers, pools.offsets, 48, pools.geometry.page_bytes)
+        PageCopier(pools.layers, pools.geometry)
 
 
 def test_which_says_what_runs(version: str) -> None:

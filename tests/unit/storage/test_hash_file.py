@@ -7,6 +7,7 @@ import resource
 import stat
 import threading
 from pathlib import Path
+from typing import get_args
 
 import google_crc32c
 import numpy as np
@@ -15,7 +16,8 @@ import pytest
 from services.storage import disk_room, page_batch, test_hooks
 from services.storage.page_file import BLOCK, PageFormat
 from shared.errors import StorageError
-from shared.geometry import PageGeometry, Part
+from shared.geometry import HostLayout, PageGeometry, Part
+from shared.host_layout import units_of
 from tests.unit.storage.conftest import MakeStore
 from tests.unit.storage.pages import (
     FILE_BYTES,
@@ -290,14 +292,14 @@ async def test_a_batch_of_nothing_is_done_at_once(make_store: MakeStore) -> None
     assert await pages.remove([]) == 0
 
 
+@pytest.mark.parametrize("layout", get_args(HostLayout))
 @pytest.mark.parametrize("dims", [(8, 8), (8, 4), (4, 8, 2)])
-def test_checksums_are_in_the_order_of_the_units(dims: tuple[int, ...]) -> None:
-    geometry = PageGeometry(4, 3, tuple(Part(f"part{at}", 2, dim, "float32") for at, dim in enumerate(dims)))
+def test_checksums_are_in_the_order_of_the_units(dims: tuple[int, ...], layout: HostLayout) -> None:
+    parts = tuple(Part(f"part{at}", 2, dim, "float32") for at, dim in enumerate(dims))
+    geometry = PageGeometry(4, 3, parts, layout=layout)
     page = np.random.default_rng(1).bytes(geometry.page_bytes)
-    wanted = np.zeros(geometry.units, np.uint32)
-    for part in range(len(dims)):
-        for layer in range(geometry.layers):
-            start = geometry.unit_offset(part, layer)
-            unit = page[start : start + geometry.unit_bytes(part)]
-            wanted[geometry.unit_index(part, layer)] = google_crc32c.value(unit)
-    assert PageFormat(MODEL, geometry).checksums_of(memoryview(page)).tolist() == wanted.tolist()
+    wanted = []
+    for unit in units_of(geometry):
+        starts = [unit.start + run * unit.stride for run in range(unit.runs)]
+        wanted.append(google_crc32c.value(b"".join(page[start : start + unit.run_bytes] for start in starts)))
+    assert PageFormat(MODEL, geometry).checksums_of(memoryview(page)).tolist() == wanted

@@ -18,6 +18,7 @@ from services.gpu_worker.engine import Engine, build_engine
 from services.storage.page_server import PageServer
 from shared import link, test_hooks
 from shared.config import Config, load_config
+from shared.geometry import HostLayout
 from shared.link import new_epoch
 from shared.messages.storage import Holder
 from shared.messages.worker import MapSegment, SegmentMapped
@@ -72,7 +73,13 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def config(model_folder: Path, tmp_path: Path) -> Config:
+def layout() -> HostLayout:
+    """Of host pages."""
+    return "page_first_direct"
+
+
+@pytest.fixture
+def config(model_folder: Path, tmp_path: Path, layout: HostLayout) -> Config:
     return load_config(
         None,
         [
@@ -81,6 +88,7 @@ def config(model_folder: Path, tmp_path: Path) -> Config:
             "model.dtype=float32",
             f"cache.page_size={PAGE}",
             "cache.device_tokens=256",
+            f"cache.host_layout={layout}",
             "scheduler.max_running=4",
             "worker.threads=1",
         ],

@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -11,6 +12,8 @@ from kernels.checksum import crc32c
 from services.gpu_worker import stepper
 from shared import test_hooks
 from shared.config import Config
+from shared.geometry import HostLayout
+from shared.host_layout import units_of
 from shared.messages.common import OperationFailed
 from shared.messages.worker import LoadDone, RunStep, StepDone, StepFailed, WriteDone
 from shared.packed import pack, unpack
@@ -20,10 +23,19 @@ from tests.unit.gpu_worker.service.gate import Gate
 PROMPT = [5, 17, 3, 88, 41, 60, 2, 9, 33, 70]
 
 
+@pytest.fixture(params=get_args(HostLayout))
+def layout(request: pytest.FixtureRequest) -> HostLayout:
+    """HOST-01: each test holds for all of them."""
+    found: HostLayout = request.param
+    return found
+
+
 def flip(stack: Stack, page: int, layer: int, part: int = 1) -> None:
     """Damage one byte of a host page behind the name's back."""
-    offset = stack.engine.geometry.unit_offset(part, layer)
-    stack.segment.pages_array[page, offset + 5] ^= 0x10
+    host = stack.segment.host_pages
+    unit = next(each for each in units_of(host.geometry) if (each.layer, each.part) == (layer, part))
+    start, stride = host.place(unit)
+    host.memory.reshape(-1)[start + page * stride + 5] ^= 0x10
 
 
 async def test_a_write_puts_the_bytes_and_their_checksums_on_the_host(stack: Stack) -> None:
@@ -33,12 +45,19 @@ async def test_a_write_puts_the_bytes_and_their_checksums_on_the_host(stack: Sta
     geometry = stack.engine.geometry
     checksums = np.frombuffer(done.checksums, "<u4").reshape(2, geometry.units)
     for row, (device, host) in enumerate([(9, 1), (3, 30)]):
-        for layer in range(LAYERS):
-            for part, buffer in enumerate(stack.engine.pool.layer_buffers(layer)):
-                unit = buffer[device * geometry.page_size : (device + 1) * geometry.page_size].numpy().tobytes()
-                start = geometry.unit_offset(part, layer)
-                assert stack.segment.pages_array[host, start : start + len(unit)].tobytes() == unit
-                assert checksums[row, geometry.unit_index(part, layer)] == crc32c(unit)
+        page = stack.segment.host_pages.get(host)
+        for index, unit in enumerate(units_of(geometry)):
+            buffer = stack.engine.pool.layer_buffers(unit.layer)[unit.part]
+            slots = buffer[device * geometry.page_size : (device + 1) * geometry.page_size].numpy().tobytes()
+            there, here = (
+                b"".join(data[start + run * stride :][: unit.run_bytes] for run in range(unit.runs))
+                for data, start, stride in (
+                    (slots, unit.device_start, unit.device_stride),
+                    (page.tobytes(), unit.start, unit.stride),
+                )
+            )
+            assert here == there
+            assert checksums[row, index] == crc32c(there)
 
 
 async def test_a_load_brings_the_bytes_back_into_other_pages(stack: Stack) -> None:

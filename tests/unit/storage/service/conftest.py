@@ -7,12 +7,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from services.storage.service import StorageService, make_service
 from services.storage.test_hooks import SLOW_READ, VARIABLE
 from shared import link
 from shared.config import Config, load_config
+from shared.geometry import HostLayout
 from shared.messages.storage import StorageHello
 from shared.segments import MappedSegment, map_segment
 from tests.unit.storage.fake_scheduler import STORAGE, FakeScheduler
@@ -33,7 +36,7 @@ class Stack:
     def fill(self, pages: list[int], numbers: list[int]) -> None:
         """What a worker writes: the content by number."""
         for page, n in zip(pages, numbers, strict=True):
-            self.worker.pages_array[page] = bytearray(Page(n).bytes)
+            self.worker.host_pages.put(page, np.frombuffer(Page(n).bytes, np.uint8))
 
     def holds(self, page: int, n: int) -> bool:
         """Does a named host page hold content `n`, whole?"""
@@ -42,7 +45,7 @@ class Stack:
             name is not None
             and name.digest == Page(n).digest
             and (name.checksums == Page(n).checksums).all()
-            and self.worker.pages_array[page].tobytes() == Page(n).bytes
+            and self.worker.host_pages.get(page).tobytes() == Page(n).bytes
         )
 
 
@@ -89,10 +92,16 @@ def quick_hello(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def stack(config: Config, scheduler: FakeScheduler) -> AsyncIterator[Stack]:
+def layout() -> HostLayout:
+    """Of host pages."""
+    return "page_first_direct"
+
+
+@pytest.fixture
+async def stack(config: Config, scheduler: FakeScheduler, layout: HostLayout) -> AsyncIterator[Stack]:
     async with running(config) as service:
         hello = await scheduler.welcome()
-        opened = await scheduler.open()
+        opened = await scheduler.open(geometry=replace(GEOMETRY, layout=layout))
         worker = map_segment(opened.segment, "worker-0", 7)
         yield Stack(scheduler, service, hello, worker)
         worker.close()

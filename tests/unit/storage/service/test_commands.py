@@ -2,6 +2,7 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -45,7 +46,8 @@ async def archived(stack: Stack, numbers: list[int]) -> None:
     done = await stack.scheduler.ask(stack.scheduler.archive(pages, numbers))
     assert positions(done.stored) == list(range(len(numbers)))
     assert isinstance(await stack.scheduler.ask(stack.scheduler.release(pages)), Released)
-    stack.worker.pages_array[pages] = 0
+    for page in pages:
+        stack.worker.host_pages.put(page, np.zeros(GEOMETRY.page_bytes, np.uint8))
 
 
 async def test_hello_tells_backend_budget_and_no_segment(stack: Stack) -> None:
@@ -122,6 +124,7 @@ async def test_a_command_for_another_segment_is_refused(stack: Stack) -> None:
         assert failed.reason == "segment"
 
 
+@pytest.mark.parametrize("layout", ["page_first_direct", "layer_first"])  # in one place, and in many
 async def test_store_06_what_was_archived_is_found_and_prefetched(stack: Stack) -> None:
     scheduler = stack.scheduler
     numbers = list(range(20))
@@ -140,6 +143,7 @@ async def test_store_06_what_was_archived_is_found_and_prefetched(stack: Stack) 
     assert all(stack.holds(page, n) for page, n in zip(pages, numbers, strict=True))
 
 
+@pytest.mark.parametrize("layout", ["page_first_direct", "layer_first"])  # in one place, and in many
 async def test_store_06_a_prefetch_takes_what_is_there_around_gaps_and_bad_pages(stack: Stack) -> None:
     scheduler = stack.scheduler
     await archived(stack, [0, 1, 2])
