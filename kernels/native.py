@@ -71,6 +71,23 @@ class Native(NamedTuple):
         rows: of the page ids, of each row's first of them, of each row's length, and the number of rows."""
         self.library.decode_attention(q, k_pool, v_pool, out, *rows, ctypes.byref(shape), scratch)
 
+    def linear(self, x: int, weight: int, bias: int, y: int, shape: tuple[int, int, int], threads: int) -> None:
+        """See linear.c. Addresses, 0 for no bias; shape: rows, in, out. Raises MemoryError."""
+        if self.library.linear(x, weight, bias, y, *shape, threads):
+            raise MemoryError(f"no memory for {shape[0]} rows of {shape[1]} floats")
+
+    def rms_norm(self, x: int, weight: int, y: int, shape: tuple[int, int], eps: float) -> None:
+        """See rowwise.c. Addresses; shape: rows, size."""
+        self.library.rms_norm(x, weight, y, *shape, eps)
+
+    def silu_and_mul(self, gate_up: int, y: int, shape: tuple[int, int]) -> None:
+        """See rowwise.c. Addresses; shape: rows, size."""
+        self.library.silu_and_mul(gate_up, y, *shape)
+
+    def rotate(self, x: int, row_stride: int, cos: int, sin: int, y: int, shape: tuple[int, int, int]) -> None:
+        """See rowwise.c. Addresses and the stride; shape: rows, heads, dim."""
+        self.library.rotate(x, row_stride, cos, sin, y, *shape)
+
     def crc_units(self, data: int, units: Units) -> Checksums:
         """uint32 [n]: CRC32C of units of the data at an address. units: int64 [n, 4], `struct unit` of crc32c.h,
         contiguous. The caller checked the ranges."""
@@ -100,6 +117,13 @@ def _bind(library: ctypes.CDLL) -> Native:
     pointer, size, flag = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     library.copy_pages.argtypes = (pointer, pointer, size, pointer, pointer, size, pointer, flag, flag)
     library.crc_units.argtypes = (pointer, pointer, size, pointer, flag)
+    library.linear.argtypes = (*(pointer,) * 4, *(ctypes.c_int64,) * 3, flag)
+    library.linear.restype = flag
+    library.rms_norm.argtypes = (*(pointer,) * 3, *(ctypes.c_int64,) * 2, ctypes.c_float)
+    library.silu_and_mul.argtypes = (*(pointer,) * 2, *(ctypes.c_int64,) * 2)
+    library.rotate.argtypes = (pointer, ctypes.c_int64, *(pointer,) * 3, *(ctypes.c_int64,) * 3)
+    library.rotate.restype = None
+    library.rms_norm.restype = library.silu_and_mul.restype = None
     library.decode_attention.argtypes = (*(pointer,) * 7, ctypes.c_int64, pointer, pointer)
     library.decode_attention.restype = None
     library.copy_pages.restype = library.crc_units.restype = None

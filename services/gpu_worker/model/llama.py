@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from kernels.attention import store_kv
+from kernels.rowwise import rms_norm, rotate, silu_and_mul
 from services.gpu_worker.kv_pool import KVPool
 from services.gpu_worker.model.batch import ForwardBatch, StepAttention
 from services.gpu_worker.model.config import ModelConfig
 from services.gpu_worker.model.linear import Linear
-from services.gpu_worker.model.rope import angles, inverse_frequencies, rotate
+from services.gpu_worker.model.rope import angles, inverse_frequencies
 from services.gpu_worker.model.weights import Weights
 
 HEAD = "lm_head.weight"
@@ -72,8 +73,7 @@ class Llama:
             if before_layer is not None:
                 before_layer(i)
             x = x + layer.out(attention(q, k_pool, v_pool))
-            gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, -1)
-            x = x + layer.down(F.silu(gate).mul_(up))
+            x = x + layer.down(silu_and_mul(layer.gate_up(self._normed(x, layer.mlp_norm))))
         return self._normed(x, self._norm)
 
     @torch.inference_mode()
@@ -88,14 +88,14 @@ class Llama:
         heads, kv_heads = self.config.heads, self.config.kv_heads
         qkv = layer.qkv(self._normed(x, layer.attention_norm)).unflatten(-1, (-1, self.config.head_dim))
         qk, v = qkv.split([heads + kv_heads, kv_heads], 1)
-        if layer.q_norm is not None:
+        if layer.q_norm is not None and layer.k_norm is not None:
             q, k = qk.split([heads, kv_heads], 1)
             qk = torch.cat([self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)], 1)
         q, k = rotate(qk, cos, sin).split([heads, kv_heads], 1)
         return q, k, v
 
-    def _normed(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        return F.rms_norm(x, x.shape[-1:], weight, self.config.rms_eps)
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, weight, self.config.rms_eps)
 
     def _layer(self, weights: Weights, prefix: str) -> Layer:
         config, hidden, inner = self.config, self.config.hidden, self.config.intermediate

@@ -19,12 +19,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
 
 
 def angles(positions: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and signed sin, each [T, 1, head_dim], of positions int64 [T]: what `rotate` takes."""
+    """cos and signed sin, each [T, 1, head_dim], of positions int64 [T]: what `kernels.rowwise.rotate` takes."""
     half = torch.outer(positions.float(), frequencies)
     cos, sin = half.cos(), half.sin()
     return torch.cat([cos, cos], -1)[:, None].to(dtype), torch.cat([-sin, sin], -1)[:, None].to(dtype)
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate x [T, heads, head_dim] by its positions' angles."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

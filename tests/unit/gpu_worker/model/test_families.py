@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+import kernels.linear
 from services.gpu_worker.model import linear
 from services.gpu_worker.model.load import load_model
 from services.gpu_worker.model.weights import DTYPES
@@ -56,15 +57,22 @@ def test_logits_equal_transformers(references: dict[str, Reference], variant: st
 def test_packed_products_keep_biases(
     references: dict[str, Reference], variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linear, "can_pack", lambda dtype: True)
+    """oneDNN's operators, which take float32 as well."""
+    monkeypatch.setattr(linear, "_is_half_on_cpu", lambda weight: True)
+    monkeypatch.setattr(kernels.linear, "is_needed", lambda: False)
+    monkeypatch.setattr(linear, "can_pack", lambda: True)
     reference = references[variant]
     found = Engine(load_model(reference.folder, "float32")).cold(reference.ids)
     torch.testing.assert_close(found, reference.logits, **CLOSE)
 
 
+@pytest.mark.parametrize("by_kernel", [False, True])
 @pytest.mark.parametrize("dtype", NOISE)
 @pytest.mark.parametrize("variant", ONE_OF_EACH)
-def test_half_precision_is_as_near_as_transformers(references: dict[str, Reference], variant: str, dtype: str) -> None:
+def test_half_precision_is_as_near_as_transformers(
+    references: dict[str, Reference], variant: str, dtype: str, by_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels.linear, "is_needed", lambda: by_kernel)  # with and without bfloat16's instructions
     reference = references[variant]
     theirs = type(reference.model).from_pretrained(reference.folder, dtype=DTYPES[dtype]).eval()
     with torch.inference_mode():

@@ -1,0 +1,250 @@
+/* y = x @ weight^T + bias for a few rows of x and a large bfloat16 matrix: a decode step reads every weight once, so
+ * this is as fast as memory, or nearly. The matrix stays as it is in the file, [out, in].
+ *
+ * All sums are in float, in an order that depends neither on the number of rows nor on that of threads, and are rounded
+ * once. Threads take turns at small ranges of the outputs, so that one that the machine holds up holds up little. */
+
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LANES 16
+#define BLOCK 8        /* rows of x whose sums are in registers together */
+#define CHUNK 32       /* outputs that a thread takes at a time */
+#define MAX_THREADS 64
+#define SPINS 1000     /* about 50 us: from one product of a step to the next; a pause is some 40 ns */
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef float eight __attribute__((vector_size(32)));
+typedef float four __attribute__((vector_size(16)));
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* ---- the product ---- */
+
+struct product {
+    const uint16_t *weight, *bias; /* [out, in]; [out] or NULL */
+    const float *x;                /* [rows, in]: the caller's, widened */
+    uint16_t *y;                   /* [rows, out] */
+    int64_t rows, in, out;
+};
+
+INLINE void widen(vec *into, const uint16_t *from) {
+    halves raw;
+    memcpy(&raw, from, sizeof(raw));
+    words wide = __builtin_convertvector(raw, words) << 16;
+    memcpy(into, &wide, sizeof(wide));
+}
+
+INLINE float widen_one(uint16_t half) {
+    uint32_t word = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &word, sizeof(value));
+    return value;
+}
+
+/* Round to nearest even; a NaN stays one. */
+INLINE uint16_t narrow_one(float value) {
+    uint32_t word;
+    memcpy(&word, &value, sizeof(word));
+    if (value != value)
+        return (uint16_t)(word >> 16 | 0x40);
+    return (uint16_t)((word + 0x7FFF + ((word >> 16) & 1)) >> 16);
+}
+
+INLINE float sum_of(const vec *v) {
+    eight low, high;
+    memcpy(&low, v, sizeof(low));
+    memcpy(&high, (const char *)v + sizeof(low), sizeof(high));
+    low += high;
+    four left, right;
+    memcpy(&left, &low, sizeof(left));
+    memcpy(&right, (const char *)&low + sizeof(left), sizeof(right));
+    left += right;
+    return (left[0] + left[2]) + (left[1] + left[3]);
+}
+
+/* `outputs` outputs from `first` of `rows` rows from `row`: both are constants where this is called. */
+INLINE void tile(const struct product *p, int64_t first, const int outputs, int64_t row, const int rows) {
+    vec sums[4][BLOCK];
+    for (int o = 0; o < outputs; o++)
+        for (int r = 0; r < rows; r++)
+            sums[o][r] = (vec){0};
+    for (int64_t i = 0; i < p->in; i += LANES) {
+        vec w[4];
+        for (int o = 0; o < outputs; o++)
+            widen(&w[o], p->weight + (first + o) * p->in + i);
+        if (rows <= 2 && i % (2 * LANES) == 0) /* what the next tile reads: the processor's own prefetch ends at a page */
+            for (int o = 0; o < outputs; o++)
+                __builtin_prefetch(p->weight + (first + outputs + o) * p->in + i);
+        for (int r = 0; r < rows; r++) {
+            vec x;
+            memcpy(&x, p->x + (row + r) * p->in + i, sizeof(x));
+            for (int o = 0; o < outputs; o++)
+                sums[o][r] += w[o] * x;
+        }
+    }
+    for (int o = 0; o < outputs; o++)
+        for (int r = 0; r < rows; r++) {
+            float sum = sum_of(&sums[o][r]) + (p->bias ? widen_one(p->bias[first + o]) : 0.0f);
+            p->y[(row + r) * p->out + first + o] = narrow_one(sum);
+        }
+}
+
+#define TILES(OUTPUTS)                                                                                              \
+    switch (rows) {                                                                                                 \
+    case 1: tile(p, first, OUTPUTS, row, 1); break;                                                                 \
+    case 2: tile(p, first, OUTPUTS, row, 2); break;                                                                 \
+    case 3: tile(p, first, OUTPUTS, row, 3); break;                                                                 \
+    case 4: tile(p, first, OUTPUTS, row, 4); break;                                                                 \
+    case 5: tile(p, first, OUTPUTS, row, 5); break;                                                                 \
+    case 6: tile(p, first, OUTPUTS, row, 6); break;                                                                 \
+    case 7: tile(p, first, OUTPUTS, row, 7); break;                                                                 \
+    default: tile(p, first, OUTPUTS, row, 8);                                                                       \
+    }
+
+/* Outputs from `first` to before `end` of all rows. */
+INLINE void outputs_of(const struct product *p, int64_t first, int64_t end) {
+    while (first < end) {
+        int many = p->rows <= 4 && first + 4 <= end ? 4 : first + 2 <= end ? 2 : 1;
+        for (int64_t row = 0; row < p->rows; row += BLOCK) {
+            int64_t rows = p->rows - row < BLOCK ? p->rows - row : BLOCK;
+            if (many == 4)
+                TILES(4)
+            else if (many == 2)
+                TILES(2)
+            else
+                TILES(1)
+        }
+        first += many;
+    }
+}
+
+typedef void (*part)(const struct product *, int64_t, int64_t);
+
+static void outputs_plain(const struct product *p, int64_t first, int64_t end) { outputs_of(p, first, end); }
+#if defined(__x86_64__)
+__attribute__((target("avx2,fma"))) static void outputs_avx2(const struct product *p, int64_t first, int64_t end) {
+    outputs_of(p, first, end);
+}
+__attribute__((target("avx512f,avx512bw,avx512vl,fma"))) static void outputs_avx512(const struct product *p,
+                                                                                  int64_t first, int64_t end) {
+    outputs_of(p, first, end);
+}
+#define PAUSE() __builtin_ia32_pause()
+#else
+#define PAUSE() (void)0
+#endif
+
+static part best_part(void) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+        return outputs_avx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return outputs_avx2;
+#endif
+    return outputs_plain;
+}
+
+/* ---- threads ---- */
+
+static struct {
+    pthread_mutex_t calls;   /* one product at a time */
+    pthread_mutex_t changed; /* guards what `wake` tells */
+    pthread_cond_t wake;
+    int threads, sleepers;
+    float *wide; /* x of the product */
+    int64_t room;
+    atomic_uint job; /* its number */
+    struct product product;
+    part part;
+    atomic_ullong rest;  /* the job's number, and how many outputs nobody has taken: a thread takes the last ones */
+    atomic_llong undone; /* outputs */
+} team = {.calls = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+
+/* Who has taken outputs may read the product: the job can't end before they are done. */
+static void take_turns(unsigned job) {
+    for (;;) {
+        unsigned long long rest = atomic_load(&team.rest);
+        int64_t end = (int64_t)(rest & 0xFFFFFFFF), taken = end < CHUNK ? end : CHUNK;
+        if ((unsigned)(rest >> 32) != job || !end)
+            return;
+        if (!atomic_compare_exchange_weak(&team.rest, &rest, rest - (unsigned long long)taken))
+            continue;
+        team.part(&team.product, end - taken, end);
+        atomic_fetch_sub(&team.undone, taken);
+    }
+}
+
+static void *member(void *unused) {
+    (void)unused;
+    unsigned seen = 0;
+    for (;;) {
+        for (int spin = 0; spin < SPINS && atomic_load(&team.job) == seen; spin++)
+            PAUSE();
+        if (atomic_load(&team.job) == seen) {
+            pthread_mutex_lock(&team.changed);
+            team.sleepers++;
+            while (atomic_load(&team.job) == seen)
+                pthread_cond_wait(&team.wake, &team.changed);
+            team.sleepers--;
+            pthread_mutex_unlock(&team.changed);
+        }
+        seen = atomic_load(&team.job);
+        take_turns(seen);
+    }
+    return NULL;
+}
+
+static void grow(int threads) {
+    for (; team.threads < threads - 1 && team.threads < MAX_THREADS; team.threads++) {
+        pthread_t made;
+        if (pthread_create(&made, NULL, member, NULL))
+            return; /* fewer threads: slower, and right */
+        pthread_detach(made);
+    }
+}
+
+/* x: [rows, in], in a multiple of LANES; weight: [out, in]; bias: [out] or NULL; y: [rows, out]; all bfloat16.
+ * Returns 0, or -1 when there is no memory for a float copy of x. */
+int linear(const uint16_t *x, const uint16_t *weight, const uint16_t *bias, uint16_t *y, int64_t rows, int64_t in,
+           int64_t out, int threads) {
+    pthread_mutex_lock(&team.calls);
+    if (rows * in > team.room) {
+        free(team.wide);
+        team.wide = malloc((size_t)(rows * in) * sizeof(float));
+        team.room = team.wide ? rows * in : 0;
+        if (!team.wide) {
+            pthread_mutex_unlock(&team.calls);
+            return -1;
+        }
+    }
+    for (int64_t i = 0; i < rows * in; i++)
+        team.wide[i] = widen_one(x[i]);
+    grow(threads);
+    unsigned job = atomic_load(&team.job) + 1;
+    team.product = (struct product){weight, bias, team.wide, y, rows, in, out};
+    team.part = best_part();
+    atomic_store(&team.undone, out);
+    atomic_store(&team.rest, (unsigned long long)job << 32 | (unsigned long long)out);
+    pthread_mutex_lock(&team.changed);
+    atomic_store(&team.job, job);
+    if (team.sleepers && threads > 1)
+        pthread_cond_broadcast(&team.wake);
+    pthread_mutex_unlock(&team.changed);
+    take_turns(job);
+    for (int spin = 0; atomic_load(&team.undone); spin++)
+        if (spin < SPINS)
+            PAUSE();
+        else
+            sched_yield(); /* more threads than processors: let the one that is late run */
+    pthread_mutex_unlock(&team.calls);
+    return 0;
+}
