@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _shrink(seed: int, log: Callable[[str], None] | None) -> int:
         return 0
     if log is not None:
         run_plan(plan, log)
-    for name, value in vars(plan).items():
-        print(f"  {name:16} {value}")
+    for each in fields(plan):  # compiled, it has no __dict__
+        print(f"  {each.name:16} {getattr(plan, each.name)}")
     print(f"seed {seed} still fails with this plan, after {outcome.events} events: {outcome.failure}")
     return 1

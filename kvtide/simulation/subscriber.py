@@ -56,6 +56,8 @@ class Subscriber:
         first = self._world.first
         if first.clock.now < first.dropped_at + SETTLED_S or first.seen["kill_storage"]:  # a dead process tells nothing
             return
+        if any(storage.dropped for world in first.worlds for storage in world.storages):  # one was paused: it will tell
+            return
         there = {digest for store in first.l3.values() for digest in store}
         gone = [digest for medium in L3 for digest in self._tiers[medium] if digest not in there]
         if gone:
