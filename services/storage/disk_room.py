@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from services.storage.disk_index import DiskIndex, PageKey
@@ -49,16 +50,16 @@ class DiskRoom:
                 self._remove_one()
 
     def reserve(self, size: int) -> None:
-        """Make room for a file of `size` bytes and keep it until `settle`. Raises StorageError if there is none."""
+        """Make room for files of `size` bytes and keep it until `settle`. Raises StorageError if there is none."""
         with self._lock:
             self._make_room(size)
             self._reserved += size
 
-    def settle(self, size: int, key: PageKey, taken: int | None) -> None:
-        """Use what was reserved: index the file that takes `taken` bytes now; None = it wasn't written."""
+    def settle(self, size: int, written: Mapping[PageKey, int]) -> None:
+        """Give back what was reserved, and index the files that were written: the bytes that each takes."""
         with self._lock:
             self._reserved -= size
-            if taken is not None:
+            for key, taken in written.items():
                 self._index.add(key, taken)
 
     def quarantine(self, key: PageKey) -> None:

@@ -223,26 +223,27 @@ class HashFilePages(ModelPages):
 
     def _set(self, keys: Sequence[PageKey], batch: PageBatch, first: int, last: int) -> int:
         """Write a slice, or as much of it as there is room for. Returns the first page that it didn't come to."""
-        store, outcomes, size, reserved = self._store, batch.outcomes, self._layout.file_bytes, []
+        store, outcomes, size = self._store, batch.outcomes, self._layout.file_bytes
+        wanted = []
         for at in range(first, last):
             if store.index.use(keys[at]):
                 outcomes[at] = SKIPPED
-                continue
-            batch.replaces[at] = store.index.knows(keys[at])  # and it is bad
-            try:
-                store.room.reserve(size)
-                reserved.append(at)
-            except (OSError, StorageError) as error:
-                if reserved:  # they may be what makes room
-                    last = at
-                    break
-                store.tally.note("dropped", error)
-                return at + 1
+            else:
+                wanted.append(at)
+                batch.replaces[at] = store.index.knows(keys[at])  # and it is bad
+        if not wanted:
+            return last
+        try:
+            wanted, last = self._reserve(wanted, last)
+        except (OSError, StorageError) as error:
+            store.tally.note("dropped", error)
+            return wanted[0] + 1
+        end = first
         try:
             end = batch.write(first, last)
         finally:
-            for at in reserved:
-                store.room.settle(size, keys[at], batch.lengths[at] if outcomes[at] == DONE else None)
+            written = {keys[at]: batch.lengths[at] for at in wanted if outcomes[at] == DONE}
+            store.room.settle(len(wanted) * size, written)
         done = 0
         for at in range(first, end):
             done += outcomes[at] == DONE
@@ -253,6 +254,17 @@ class HashFilePages(ModelPages):
         store.tally.add("set_pages", done)
         store.tally.add("set_bytes", done * self._layout.page_bytes)
         return end
+
+    def _reserve(self, wanted: list[int], last: int) -> tuple[list[int], int]:
+        """Room for the pages of a slice that ends at `last`, or for the first alone: it may be what makes room for the
+        next. Returns those that have it and the slice's new end. Raises what `DiskRoom.reserve` does."""
+        room, size = self._store.room, self._layout.file_bytes
+        try:
+            room.reserve(len(wanted) * size)
+        except StorageError:
+            room.reserve(size)
+            return wanted[:1], wanted[0] + 1
+        return wanted, last
 
     def _adopt(self, key: PageKey) -> int:
         """Index a file that another instance wrote. Returns its outcome."""
