@@ -13,19 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LANES 16
+#include "vectors.h"
+
 #define BLOCK 8        /* rows of x whose sums are in registers together */
 #define CHUNK 32       /* outputs that a thread takes at a time */
 #define MAX_THREADS 64
 #define SPINS 1000     /* about 50 us: from one product of a step to the next; a pause is some 40 ns */
-
-typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef float eight __attribute__((vector_size(32)));
-typedef float four __attribute__((vector_size(16)));
-typedef uint32_t words __attribute__((vector_size(4 * LANES)));
-typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
-
-#define INLINE static inline __attribute__((always_inline))
 
 /* ---- the product ---- */
 
@@ -36,39 +29,11 @@ struct product {
     int64_t rows, in, out;
 };
 
-INLINE void widen(vec *into, const uint16_t *from) {
+INLINE void widen_vector(vec *into, const uint16_t *from) {
     halves raw;
     memcpy(&raw, from, sizeof(raw));
     words wide = __builtin_convertvector(raw, words) << 16;
     memcpy(into, &wide, sizeof(wide));
-}
-
-INLINE float widen_one(uint16_t half) {
-    uint32_t word = (uint32_t)half << 16;
-    float value;
-    memcpy(&value, &word, sizeof(value));
-    return value;
-}
-
-/* Round to nearest even; a NaN stays one. */
-INLINE uint16_t narrow_one(float value) {
-    uint32_t word;
-    memcpy(&word, &value, sizeof(word));
-    if (value != value)
-        return (uint16_t)(word >> 16 | 0x40);
-    return (uint16_t)((word + 0x7FFF + ((word >> 16) & 1)) >> 16);
-}
-
-INLINE float sum_of(const vec *v) {
-    eight low, high;
-    memcpy(&low, v, sizeof(low));
-    memcpy(&high, (const char *)v + sizeof(low), sizeof(high));
-    low += high;
-    four left, right;
-    memcpy(&left, &low, sizeof(left));
-    memcpy(&right, (const char *)&low + sizeof(left), sizeof(right));
-    left += right;
-    return (left[0] + left[2]) + (left[1] + left[3]);
 }
 
 /* `outputs` outputs from `first` of `rows` rows from `row`: both are constants where this is called. */
@@ -80,7 +45,7 @@ INLINE void tile(const struct product *p, int64_t first, const int outputs, int6
     for (int64_t i = 0; i < p->in; i += LANES) {
         vec w[4];
         for (int o = 0; o < outputs; o++)
-            widen(&w[o], p->weight + (first + o) * p->in + i);
+            widen_vector(&w[o], p->weight + (first + o) * p->in + i);
         if (rows <= 2 && i % (2 * LANES) == 0) /* what the next tile reads: the processor's own prefetch ends at a page */
             for (int o = 0; o < outputs; o++)
                 __builtin_prefetch(p->weight + (first + outputs + o) * p->in + i);
@@ -93,8 +58,8 @@ INLINE void tile(const struct product *p, int64_t first, const int outputs, int6
     }
     for (int o = 0; o < outputs; o++)
         for (int r = 0; r < rows; r++) {
-            float sum = sum_of(&sums[o][r]) + (p->bias ? widen_one(p->bias[first + o]) : 0.0f);
-            p->y[(row + r) * p->out + first + o] = narrow_one(sum);
+            float sum = sum_of(&sums[o][r]) + (p->bias ? widen(p->bias[first + o]) : 0.0f);
+            p->y[(row + r) * p->out + first + o] = narrow(sum);
         }
 }
 
@@ -227,7 +192,7 @@ int linear(const uint16_t *x, const uint16_t *weight, const uint16_t *bias, uint
         }
     }
     for (int64_t i = 0; i < rows * in; i++)
-        team.wide[i] = widen_one(x[i]);
+        team.wide[i] = widen(x[i]);
     grow(threads);
     unsigned job = atomic_load(&team.job) + 1;
     team.product = (struct product){weight, bias, team.wide, y, rows, in, out};

@@ -8,18 +8,12 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LANES 16
+#include "vectors.h"
+
 #define MAX_VECTORS 16 /* of LANES elements in a head: dim <= 256 */
 #define MAX_GROUP 16   /* query heads of one KV head */
 
-typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef float eight __attribute__((vector_size(32)));
-typedef float four __attribute__((vector_size(16)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
-typedef uint32_t words __attribute__((vector_size(4 * LANES)));
-typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
-
-#define INLINE static inline __attribute__((always_inline))
 
 INLINE void load(vec *into, const char *from, int bfloat) {
     if (bfloat) {
@@ -43,18 +37,6 @@ INLINE void store(char *to, const vec *from, int bfloat) {
     } else {
         memcpy(to, from, sizeof(*from));
     }
-}
-
-INLINE float sum_of(const vec *v) {
-    eight low, high;
-    memcpy(&low, v, sizeof(low));
-    memcpy(&high, (const char *)v + sizeof(low), sizeof(high));
-    low += high;
-    four left, right;
-    memcpy(&left, &low, sizeof(left));
-    memcpy(&right, (const char *)&low + sizeof(left), sizeof(right));
-    left += right;
-    return (left[0] + left[2]) + (left[1] + left[3]);
 }
 
 /* exp(x) for x <= 0 to 2e-7 of its value: 2^n times a polynomial in the rest (the coefficients of Cephes' expf). */

@@ -6,22 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE float widen(uint16_t half) {
-    uint32_t word = (uint32_t)half << 16;
-    float value;
-    memcpy(&value, &word, sizeof(value));
-    return value;
-}
-
-/* Round to nearest even; a NaN stays one. */
-INLINE uint16_t narrow(float value) {
-    uint32_t word;
-    memcpy(&word, &value, sizeof(word));
-    uint32_t rounded = (word + 0x7FFF + ((word >> 16) & 1)) >> 16, nan = word >> 16 | 0x40;
-    return (uint16_t)((word & 0x7FFFFFFF) > 0x7F800000 ? nan : rounded);
-}
+#include "vectors.h"
 
 INLINE void norm_rows(const uint16_t *x, const uint16_t *weight, uint16_t *y, int64_t rows, int64_t size, float eps) {
     for (int64_t row = 0; row < rows; row++, x += size, y += size) {
