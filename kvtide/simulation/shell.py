@@ -108,8 +108,10 @@ class Shell(Pausable):
                 world.note(f"      {command.peer.identity} <-- {command.message!r}")
             self._send(command.peer, command.message)
         check_integrity(self.core)
-        if any(each.failed for each in self.core.state.operations.table.values()):
-            world.seen["pages_in_doubt"] += 1
+        for operation in self.core.state.operations.table.values():
+            if operation.failed:
+                world.seen["pages_in_doubt"] += 1
+                break
         check_progress(world, self.core)
         if world.first.armed:
             world.first.strike_armed()

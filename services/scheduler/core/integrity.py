@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from services.scheduler.core.events import CPU, GPU
+from services.scheduler.core.leaves import LeafHeap
 from services.scheduler.core.node import HostSpan, Node
 from services.scheduler.core.operations import Find, Operation, Prefetch, Release, Step
 from services.scheduler.core.pages import HostPool, PagePool, Pages, joined
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 
 
 class Claims:
-    """Who holds which pages of a pool."""
+    """Who holds which pages of a pool, and how many nodes have an entry among its evictable leaves."""
 
     def __init__(self) -> None:
+        self.entries = self.share_entries = 0
         self.owners: list[object] = []  # a node, a request, an operation, or the name of a list
         self.pages: list[Pages] = []  # of each
 
@@ -52,7 +54,7 @@ def check_integrity(core: "Core") -> None:
             if isinstance(operation, Step):
                 for held in operation.held:
                     claims.add(operation, held.pages)
-        _check_pool("device", device, claims)
+        _check_pool("device", device, claims, tree.device_leaves)
     for pool in core.host.pools.values():
         claims = in_tree.host.pop(pool) if pool in in_tree.host else Claims()
         _check_host_pool(core, pool, claims, [each for each in operations if each.pool is pool])
@@ -66,8 +68,11 @@ def check_integrity(core: "Core") -> None:
     _check_requests(core, on_device, operations)
 
 
-def _check_pool(name: str, pool: PagePool, claims: Claims) -> None:
-    """Each of the pool's ids is claimed once."""
+def _check_pool(name: str, pool: PagePool, claims: Claims, leaves: LeafHeap[Node]) -> None:
+    """Each of the pool's ids is claimed once, and its evictable leaves are those that say so."""
+    if leaves.entries() != (claims.entries, claims.share_entries):
+        counts = f"{leaves.entries()}, {(claims.entries, claims.share_entries)}"
+        raise IntegrityError(f"{name} counts its evictable leaves, and those of namespaces, wrongly: {counts} are")
     held: list[int] = []
     for pages in claims.pages:
         held += pages.tolist()
@@ -113,7 +118,7 @@ def _check_host_pool(core: "Core", pool: HostPool, claims: Claims, operations: l
     for request in core.requests.all.values():
         if request.reserved is not None and request.reserved.pool is pool:
             prefetching += request.reserved.pages
-    _check_pool(name, pool, claims)
+    _check_pool(name, pool, claims, pool.leaves)
     counts, are = (pool.cached, pool.releasing, pool.prefetching), (cached, releasing, prefetching)
     if counts != are:
         raise IntegrityError(f"{counts} pages of {name} count as cached, releasing and prefetching, {are} are")
@@ -148,8 +153,7 @@ class _Walk:
         self.host_of: dict[bytes, int] = {}
         self._evictable = self._protected = 0
         self._locks = _lock_counts(tree)
-        self._device_leaves = set(tree.device_leaves.nodes())
-        self._host_leaves: dict[HostPool, set[Node]] = {}
+        self._leaves = tree.device_leaves
         for seed, root in tree.roots.items():
             self._namespace(tree, seed, root)
         for node in tree.detached:
@@ -180,12 +184,16 @@ class _Walk:
                     stack.append(child)
             if valued != node.valued_children or backed != node.backed_children:
                 raise IntegrityError(f"{_name(node)} counts its children wrongly")
+            if node.device_entry is not None:
+                self.device.entries += 1
+            if node.device_share_entry is not None:
+                self.device.share_entries += 1
             if value is not None:
                 in_device += pages
                 self._on_device(node, value)
                 if len(value) != pages:
                     raise IntegrityError(f"{_name(node)} covers {pages} pages and holds {len(value)}")
-                if not node.lock_ref and not valued and node not in self._device_leaves:
+                if not node.lock_ref and not valued and not self._leaves.sees(node):
                     raise IntegrityError(f"{_name(node)} is a device leaf that eviction can't see")
             elif valued and not node.is_root:
                 raise IntegrityError(f"a child of a {_name(node)} is on the device, its parent isn't")
@@ -207,13 +215,18 @@ class _Walk:
             self._evictable += node.pages
 
     def _in_host(self, node: Node, span: HostSpan, *, leaf: bool) -> None:
-        if span.pool not in self.host:
-            self.host[span.pool] = Claims()
-            self._host_leaves[span.pool] = set(span.pool.leaves.nodes())
-        self.host[span.pool].add(node, span.pages)
+        pool = span.pool
+        if pool not in self.host:
+            self.host[pool] = Claims()
+        claims = self.host[pool]
+        claims.add(node, span.pages)
+        if node.host_entry is not None:
+            claims.entries += 1
+        if node.host_share_entry is not None:
+            claims.share_entries += 1
         if len(span.pages) != node.pages:
             raise IntegrityError(f"{_name(node)} covers {node.pages} pages and holds {len(span.pages)} host pages")
-        if leaf and node not in self._host_leaves[span.pool]:
+        if leaf and not pool.leaves.sees(node):
             raise IntegrityError(f"{_name(node)} is a host leaf that eviction can't see")
 
 

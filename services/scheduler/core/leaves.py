@@ -112,12 +112,13 @@ class LeafHeap(Generic[Leaf]):
         for node in parked:
             self.offer(node)
 
-    def nodes(self) -> list[Leaf]:
-        """Nodes with a valid entry and parked ones, in no order; for `check_integrity`."""
-        nodes = self._parked.copy()
-        if self._queue or self._heap:
-            nodes += [entry.node for entry in self._valid()]
-        return nodes
+    def sees(self, node: Leaf) -> bool:
+        """Has the node an entry, or is it parked? For `check_integrity`, which also compares `entries`."""
+        return getattr(node, self._slot) is not None or node in self._parked
+
+    def entries(self) -> tuple[int, int]:
+        """Number of valid entries, as many as nodes that carry one; and of those among a namespace's own leaves."""
+        return len(self._queue) + len(self._heap) - self._stale, 0
 
     def _valid(self) -> list[Entry]:
         slot = self._slot

@@ -43,12 +43,9 @@ class RankedLeaves(LeafHeap[Leaf]):
         heads = [key for heap in self._heaps if (key := self._head(heap)) is not None]
         return self._heaps[self._choose(heads)].pop() if heads else None
 
-    def nodes(self) -> list[Leaf]:
+    def entries(self) -> tuple[int, int]:
         """See LeafHeap."""
-        found = super().nodes()
-        for heap in self._heaps:
-            found += heap.nodes()
-        return found
+        return sum([heap.entries()[0] for heap in self._heaps]), 0
 
     def _head(self, heap: LeafHeap[Leaf]) -> Key | None:
         node = heap.pop()

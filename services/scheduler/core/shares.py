@@ -97,13 +97,13 @@ class SharedLeaves(LeafHeap[Node]):
             self._discard_own(node)
         return node
 
-    def nodes(self) -> list[Node]:
-        """See LeafHeap: nodes with both entries."""
-        everywhere = set(self._all.nodes())
-        nodes = self._parked.copy()
-        for leaves in self._own.values():
-            nodes += [node for node in leaves.nodes() if node in everywhere]
-        return nodes
+    def sees(self, node: Node) -> bool:
+        """See LeafHeap: has it both entries?"""
+        return super().sees(node) and (self._all.sees(node) or node in self._parked)
+
+    def entries(self) -> tuple[int, int]:
+        """See LeafHeap."""
+        return self._all.entries()[0], sum([leaves.entries()[0] for leaves in self._own.values()])
 
     def _discard_own(self, node: Node) -> None:
         own = self._own.get(namespace(node))

@@ -93,4 +93,5 @@ def test_it_behaves_like_a_sorted_list(actions: list[tuple[str, int]]) -> None:
                 expected = min(model, key=lambda each: leaves[each].last_access, default=None)
                 assert popped is (None if expected is None else leaves[expected])
                 model.discard(-1 if expected is None else expected)
-        assert {id(node) for node in heap.nodes()} == {id(leaves[each]) for each in model}
+        assert {at for at, leaf in enumerate(leaves) if heap.sees(leaf)} == model
+        assert heap.entries() == (len(model), 0)
