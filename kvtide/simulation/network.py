@@ -43,7 +43,7 @@ class Network:
     def to_scheduler(self, sender: PeerKey, receiver_epoch: int, message: Message, link: "Shell | None" = None) -> None:
         """A peer sends, to `link` if that still runs, else to the newest scheduler."""
         safe = type(message) in NEVER_AGAIN or sender.identity.startswith("gateway")
-        self._send(sender.identity, True, safe, message, self._to_scheduler, sender, receiver_epoch, message, link)
+        self._send(sender.identity, True, safe, message, self._to_scheduler, (sender, receiver_epoch, message, link))
 
     def _to_scheduler(self, sender: PeerKey, receiver_epoch: int, message: Message, link: "Shell | None") -> None:
         shell = link if link is not None and link.alive else self.scheduler
@@ -55,7 +55,7 @@ class Network:
     def to_peer(self, sender_epoch: int, receiver: PeerKey, message: Message) -> None:
         """The scheduler sends."""
         safe = receiver.identity.startswith("gateway")
-        self._send(receiver.identity, False, safe, message, self._to_peer, sender_epoch, receiver, message)
+        self._send(receiver.identity, False, safe, message, self._to_peer, (sender_epoch, receiver, message))
 
     def _to_peer(self, sender_epoch: int, receiver: PeerKey, message: Message) -> None:
         process = self.peers.get(receiver.identity)
@@ -93,7 +93,9 @@ class Network:
         if self.scheduler is not None and identity not in self.cut:
             self.scheduler.deliver(self.scheduler.missed, identity)
 
-    def _send(self, identity: str, up: bool, safe: bool, message: Message, arrive: Action, *args: Any) -> None:
+    def _send(
+        self, identity: str, up: bool, safe: bool, message: Message, arrive: Action, args: tuple[Any, ...]
+    ) -> None:
         """`safe`: nobody asks for the message again, so that only a process's end loses it."""
         if identity in self.cut and not safe:
             return

@@ -44,7 +44,7 @@ def check_integrity(core: "Core") -> None:
     tree, device, requests = core.state.tree, core.state.device, core.requests
     operations = list(core.state.operations.table.values())
     on_device = [*requests.running, *requests.draining]
-    in_tree = _Walk(tree)
+    in_tree = _Walk(tree, core.state.holdings is not None)
     if not device.dead:
         claims = in_tree.device
         claims.add("the free list", device.free_pages())
@@ -146,7 +146,8 @@ def _lock_counts(tree: RadixTree) -> dict[Node, int]:
 class _Walk:
     """Checks every node's own invariants, and gathers what nodes hold on the device and in each host pool."""
 
-    def __init__(self, tree: RadixTree) -> None:
+    def __init__(self, tree: RadixTree, shared: bool) -> None:
+        """shared: leaves have an entry among those of their namespace, too."""
         self.device = Claims()
         self.host: dict[HostPool, Claims] = {}
         self.device_of: dict[bytes, int] = {}  # pages by namespace
@@ -154,6 +155,7 @@ class _Walk:
         self._evictable = self._protected = 0
         self._locks = _lock_counts(tree)
         self._leaves = tree.device_leaves
+        self._shared = shared
         for seed, root in tree.roots.items():
             self._namespace(tree, seed, root)
         for node in tree.detached:
@@ -184,16 +186,16 @@ class _Walk:
                     stack.append(child)
             if valued != node.valued_children or backed != node.backed_children:
                 raise IntegrityError(f"{_name(node)} counts its children wrongly")
-            if node.device_entry is not None:
-                self.device.entries += 1
-            if node.device_share_entry is not None:
-                self.device.share_entries += 1
+            entry, share_entry = node.device_entry is not None, node.device_share_entry is not None
+            self.device.entries += entry
+            self.device.share_entries += share_entry
+            seen = entry and share_entry is self._shared
             if value is not None:
                 in_device += pages
                 self._on_device(node, value)
                 if len(value) != pages:
                     raise IntegrityError(f"{_name(node)} covers {pages} pages and holds {len(value)}")
-                if not node.lock_ref and not valued and not self._leaves.sees(node):
+                if not seen and not node.lock_ref and not valued and not self._leaves.sees(node):
                     raise IntegrityError(f"{_name(node)} is a device leaf that eviction can't see")
             elif valued and not node.is_root:
                 raise IntegrityError(f"a child of a {_name(node)} is on the device, its parent isn't")
@@ -220,13 +222,12 @@ class _Walk:
             self.host[pool] = Claims()
         claims = self.host[pool]
         claims.add(node, span.pages)
-        if node.host_entry is not None:
-            claims.entries += 1
-        if node.host_share_entry is not None:
-            claims.share_entries += 1
+        entry, share_entry = node.host_entry is not None, node.host_share_entry is not None
+        claims.entries += entry
+        claims.share_entries += share_entry
         if len(span.pages) != node.pages:
             raise IntegrityError(f"{_name(node)} covers {node.pages} pages and holds {len(span.pages)} host pages")
-        if leaf and not pool.leaves.sees(node):
+        if leaf and not (entry and share_entry is self._shared) and not pool.leaves.sees(node):
             raise IntegrityError(f"{_name(node)} is a host leaf that eviction can't see")
 
 
