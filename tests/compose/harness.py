@@ -5,7 +5,8 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,27 @@ READY_S = 60.0  # a worker that was killed restarts and reads its model
 MAX_TOKENS = 6
 KINDS = ("container", "volume", "network")  # what a project consists of
 
+# Pools that are small enough to be full after a few prompts, and float32, in which the oracle is sharp.
+SMALL = """  {service}:
+    environment:
+      KVTIDE_MODEL_DTYPE: float32
+      KVTIDE_CACHE_PAGE_SIZE: "16"
+      KVTIDE_CACHE_DEVICE_TOKENS: "768"
+      KVTIDE_CACHE_HOST_BYTES: "201326592"
+      KVTIDE_CACHE_PREFETCH_THRESHOLD: "32"
+      KVTIDE_CACHE_PREFETCH_POLICY: wait_complete
+"""
+
 
 def why_not() -> str:
     """Why these tests can't run here; empty when they can."""
     if not os.environ.get(VARIABLE):
         return "containers are tested by `make test-compose`"
+    return no_engine()
+
+
+def no_engine() -> str:
+    """Why no container can run here; empty when some can."""
     if shutil.which("docker") is None:
         return "SKIPPED: no docker command on this machine"
     for command, missing in (
@@ -50,10 +67,17 @@ def free_port() -> int:
 
 
 class Compose:
-    """One project. `files`: compose files besides compose.yaml, by path. `profile`: "" = none."""
+    """One project. `files`: compose files besides compose.yaml, by path. `profile`: "" = none. `variables`: theirs."""
 
-    def __init__(self, project: str, files: Iterable[Path | str] = (), profile: str = "") -> None:
+    def __init__(
+        self,
+        project: str,
+        files: Iterable[Path | str] = (),
+        profile: str = "",
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.project = project
+        self._variables = variables or {}
         self.port = free_port()
         self._files = [part for file in ("compose.yaml", *files) for part in ("-f", str(file))]
         self._files += ["--profile", profile] if profile else []
@@ -73,7 +97,7 @@ class Compose:
             self.project,
             *arguments,
             timeout_s=timeout_s,
-            KV_PORT=str(self.port),
+            **{"KV_PORT": str(self.port), **self._variables},
         )
 
     async def up(self, *arguments: str) -> None:
@@ -143,8 +167,39 @@ async def run(*command: str, timeout_s: float = COMMAND_S, **environment: str) -
     try:
         out, err = await asyncio.wait_for(process.communicate(), timeout_s)
     except TimeoutError:
-        process.kill()
-        await process.wait()
         raise AssertionError(f"{' '.join(command)} took longer than {timeout_s:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     assert process.returncode == 0, f"{' '.join(command)} failed with {process.returncode}:\n{err.decode()[-3000:]}"
     return out.decode()
+
+
+async def build() -> None:
+    """Make the image of this checkout."""
+    await Compose("kvtide-build").compose("build", timeout_s=BUILD_S)
+
+
+@asynccontextmanager
+async def running(
+    name: str, folder: Path, *files: str, profile: str = "", variables: Mapping[str, str] | None = None
+) -> AsyncIterator[Compose]:
+    """A project with small pools, up and healthy; whatever happens, nothing of it is left.
+
+    folder: for one more compose file. files, variables: see `Compose`. profile: a store that L3 is kept in; then its
+    storages run in place of those with files.
+    """
+    services = [f"storage_{profile}" if profile and service == "storage" else service for service in SERVICES]
+    small = folder / f"{name}.yaml"
+    text = "services:\n" + "".join(SMALL.format(service=service) for service in services)
+    small.write_text(text + ("  storage:\n    scale: 0\n" if profile else ""))
+    compose = Compose(f"kvtide-test-{name}-{os.getpid()}", [*files, small], profile, variables)
+    try:
+        if profile:
+            await compose.compose("build", timeout_s=BUILD_S)
+        await compose.up()
+        yield compose
+    finally:
+        await compose.compose("down", "-v", "--timeout", "15")
+    assert await compose.left() == []

@@ -10,7 +10,11 @@ import yaml
 
 from services.gateway.metrics import FAMILIES
 from shared.config import Config, load_config
+from shared.test_hooks import VARIABLE
 from tests.compose.harness import ROOT, SERVICES
+from tests.faults.links_service import CONTROL_PORT, PORTS
+from tests.faults.matrix.cells import PAGE_LINK
+from tests.faults.matrix.requests import END_S
 
 OVERRIDES = ("compose.remote.yaml", "compose.gpu.yaml")
 SUFFIXES = ("_bucket", "_sum", "_count")  # of a histogram's samples
@@ -67,6 +71,27 @@ def test_variables_of_services_are_configuration_keys(name: str) -> None:
         given = {key: value for key, value in about.get("environment", {}).items() if key.startswith("KVTIDE_")}
         plain = {key: re.sub(r"\$\{\w+:-(.*)\}", r"\1", value) for key, value in given.items()}
         assert isinstance(load_config(None, environment=plain), Config)
+
+
+@pytest.mark.parametrize("files", [("faults.yaml",), ("../../compose.remote.yaml", "faults.yaml", "links.yaml")])
+def test_variables_of_the_fault_matrix_are_configuration_keys(files: tuple[str, ...]) -> None:
+    services = [read(f"tests/compose/{name}")["services"] for name in files]
+    for service in SERVICES:
+        given = {key: value for each in services for key, value in each.get(service, {}).get("environment", {}).items()}
+        assert load_config(None, environment=given).scheduler.request_timeout_s < END_S
+        assert (VARIABLE in given) == (service in ("gpu_worker", "storage"))
+
+
+def test_every_link_of_the_fault_matrix_runs_through_its_proxy() -> None:
+    services = read("tests/compose/links.yaml")["services"]
+    assert services["links"]["ports"] == [f"127.0.0.1:${{KV_LINKS_PORT:-{CONTROL_PORT}}}:{CONTROL_PORT}"]
+    for service in ("gateway", "gpu_worker", "storage"):
+        port = PORTS[f"{service}-scheduler"]
+        assert services[service]["environment"]["KVTIDE_RUN_SCHEDULER_ENDPOINT"] == f"tcp://links:{port}"
+        if service != "gateway":  # whose check asks /health
+            assert f":{port:04X} 01 " in services[service]["healthcheck"]["test"][1]
+    assert services["storage"]["environment"]["KVTIDE_STORAGE_PAGES_ADVERTISE"] == f"tcp://links:{PORTS[PAGE_LINK]}"
+    assert f":{CONTROL_PORT:04X} " in services["links"]["healthcheck"]["test"][1]
 
 
 def test_the_configuration_file_is_one() -> None:

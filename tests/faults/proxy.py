@@ -19,8 +19,9 @@ CHUNK = 64 * 1024  # bytes read at once
 class TcpProxy:
     """Stands before one TCP endpoint of ZeroMQ or HTTP."""
 
-    def __init__(self, target: str) -> None:
-        """target: "tcp://HOST:PORT" or "http://HOST:PORT"."""
+    def __init__(self, target: str, host: str = "127.0.0.1", port: int = 0) -> None:
+        """target: "tcp://HOST:PORT" or "http://HOST:PORT". host, port: where it listens; 0 = any free port."""
+        self._listens_at = host, port
         self.delay_s = 0.0  # that each chunk waits
         self.rate = 0.0  # bytes/s of each direction; 0 = as fast as it goes
         self.corrupt_every = 0  # flips a bit in every n-th chunk, somewhere; 0 = in none
@@ -30,8 +31,8 @@ class TcpProxy:
         self.record = False
         self.connections = 0  # so far
         self._scheme, _, address = target.partition("://")
-        self._host, _, port = address.rpartition(":")
-        self._port = int(port)
+        self._host, _, target_port = address.rpartition(":")
+        self._port = int(target_port)
         self._flowing = asyncio.Event()
         self._flowing.set()
         self.chunks = 0  # read so far
@@ -44,7 +45,7 @@ class TcpProxy:
     def endpoint(self) -> str:
         """What to connect to in place of the target."""
         assert self._server is not None, "enter the proxy first"
-        return f"{self._scheme}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return f"{self._scheme}://{self._listens_at[0]}:{self._server.sockets[0].getsockname()[1]}"
 
     def stall(self) -> None:
         """Pass nothing on, and read nothing, until `resume`: the senders' buffers fill."""
@@ -60,7 +61,7 @@ class TcpProxy:
             writer.transport.abort()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, *self._listens_at)
         return self
 
     async def __aexit__(

@@ -1,24 +1,19 @@
 """What a cell does to its stack. Each function returns once the fault is over, or can't be taken back."""
 
 import asyncio
-import signal
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvtide.stack import Stack
 from services.storage.test_hooks import CUT_FILE, FAIL_READ, FAIL_WRITE, SLOW_READ, SLOW_WRITE
+from tests.faults.matrix.cells import LINKS, NEW_PROCESS, Cell
 from tests.faults.matrix.stage import Stage, counting
-from tests.faults.proxy import TcpProxy
+from tests.faults.matrix.target import Target
 
 PAUSE_S = 5.0  # longer than three missed heartbeats of a busy stack
 LINK_FAULT_S = 5.0  # the same for a link
 DISK_FAULT_S = 5.0  # some batches of pages, each way
-DELAY_S = 0.2  # of each piece of up to 64 KiB
-RESETS = 5
-CORRUPT_EVERY = 5  # pieces, one of which has a flipped bit
-RATES = {"gpu_worker-storage": 1_000_000}  # bytes/s: a page of the small stack has 0.7 MB
-CONTROL_RATE = 5_000  # bytes/s: a heartbeat has some 500, a step 1,000
 
 DISK_HOOKS: dict[str, Mapping[str, str]] = {
     "full": {FAIL_WRITE: "ENOSPC"},
@@ -36,43 +31,42 @@ DISK_COUNTS = {
 }
 
 
-async def hit_service(stack: Stack, identity: str, fault: str, seconds: float) -> None:
+async def hit(stage: Stage, cell: Cell) -> float:
+    """Bring the requests where the cell wants them, and carry out its fault. Returns when it was over."""
+    if cell.part == "disk":
+        await hit_disk(stage, cell.fault)
+        return time.monotonic()
+    if cell.part in LINKS:
+        await hit_link(stage, cell.part, cell.fault)
+        return time.monotonic()
+    await stage.begin(cell.activity)
+    started_s = time.monotonic()
+    await hit_service(stage.target, cell.part, cell.fault, PAUSE_S)
+    return started_s if cell.fault in NEW_PROCESS else time.monotonic()
+
+
+async def hit_service(target: Target, service: str, fault: str, seconds: float) -> None:
     """Kill, pause or restart a service; a new process is to come after the first and the last of these."""
     match fault:
         case "kill -9":
-            stack.kill(identity, signal.SIGKILL)
+            await target.kill(service)
         case "restart":
-            stack.kill(identity, signal.SIGTERM)
+            await target.restart(service)
         case "pause":
-            stack.kill(identity, signal.SIGSTOP)
+            await target.pause(service)
             try:
                 await asyncio.sleep(seconds)
             finally:
-                stack.kill(identity, signal.SIGCONT)
+                await target.resume(service)
 
 
-async def disturb(proxy: TcpProxy, link: str, fault: str, seconds: float) -> None:
-    """Disturb a link for a time, while traffic goes on."""
-    try:
-        match fault:
-            case "delay":
-                proxy.delay_s = DELAY_S
-            case "stall":
-                proxy.stall()
-            case "reset":
-                for _ in range(RESETS - 1):
-                    proxy.reset()
-                    await asyncio.sleep(seconds / RESETS)
-                proxy.reset()
-                seconds /= RESETS
-            case "corrupt":
-                proxy.corrupt_every = CORRUPT_EVERY
-            case "throttle":
-                proxy.rate = RATES.get(link, CONTROL_RATE)
-        await asyncio.sleep(seconds)
-    finally:
-        proxy.delay_s, proxy.rate, proxy.corrupt_every = 0.0, 0.0, 0
-        proxy.resume()
+async def hit_link(stage: Stage, link: str, fault: str) -> None:
+    """Disturb a link while requests compute, write back and load back."""
+    text = await stage.on_host()
+    for each in (text, stage.fresh(), stage.fresh()):
+        stage.ask(each)
+    pieces = await stage.target.disturb(link, fault, LINK_FAULT_S)
+    assert pieces > 0, f"nothing went over {link} while it was disturbed"
 
 
 @contextmanager
@@ -91,7 +85,7 @@ def broken_disk(hooks: Path, fault: str) -> Iterator[None]:
 async def hit_disk(stage: Stage, fault: str) -> None:
     """Break the disk below L3 while a request reads from it and another one's pages are written."""
     async with counting(stage, *DISK_COUNTS[fault]):
-        with broken_disk(stage.hooks, fault):
+        with broken_disk(stage.target.hooks, fault):
             stage.ask(stage.stored())
             stage.ask(stage.fresh())
             await asyncio.sleep(DISK_FAULT_S)

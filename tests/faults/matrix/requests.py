@@ -7,7 +7,7 @@ import time
 from kvtide.chat_client import Answer, RequestError, client, complete
 from kvtide.child import StackError
 from kvtide.oracle import Emitted
-from kvtide.stack import Stack
+from tests.faults.matrix.target import Target
 
 END_S = 120.0  # from the question to the answer, with a service's restart and the client's retries between them
 RETRY_S = 0.5  # what the client waits before it asks again
@@ -16,11 +16,11 @@ RETRY_S = 0.5  # what the client waits before it asks again
 class Asked:
     """One request of a client that doesn't give up."""
 
-    def __init__(self, stack: Stack, text: str | list[int], max_tokens: int, end_s: float = END_S) -> None:
+    def __init__(self, target: Target, text: str | list[int], max_tokens: int, end_s: float = END_S) -> None:
         self.attempts: list[Answer] = []
         self.errors: list[str] = []  # all retryable
         self.longest_s = 0.0  # of an attempt that has ended
-        self._stack = stack
+        self._target = target
         self._text = text
         self._max_tokens = max_tokens
         self._end_s = end_s
@@ -58,9 +58,9 @@ class Asked:
                 self.attempts.append(answer)
                 begun_s = time.monotonic()
                 try:
-                    async with client(self._stack.url) as http:
+                    async with client(self._target.url) as http:
                         options = {"max_tokens": self._max_tokens, "ignore_eos": True}
-                        return await complete(http, self._stack.config.model.name, self._text, answer, **options)
+                        return await complete(http, self._target.model, self._text, answer, **options)
                 except RequestError as error:
                     if not error.retryable:
                         raise

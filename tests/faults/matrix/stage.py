@@ -4,21 +4,23 @@ A hook (shared/test_hooks.py) holds the process at the place for HOLD_S; that it
 """
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from kvtide.child import StackError
 from kvtide.demo.plan import documents
-from kvtide.stack import Stack, is_idle
+from kvtide.stack import is_idle
 from services.storage.test_hooks import READ
+from tests.faults.matrix.cells import SERVICES
 from tests.faults.matrix.requests import Asked
-from tests.integration.harness import PROMPT_CHARS, settle
+from tests.faults.matrix.target import Target
+from tests.integration.harness import PROMPT_CHARS
 
-HOLD_S = 1.5  # a fault comes within 0.1 s
+HOLD_S = 1.5  # a fault comes within 0.1 s, in containers within 0.3 s
 RECOVERY_S = 60.0  # from a fault's end until nothing is left of it; the promise is 30 s on an idle machine
 POLL_S = 0.1
 REACH_S = 20.0  # until a request is where it is to be held; on a busy machine a prompt takes seconds
@@ -32,9 +34,8 @@ PLACES = {"prefilling": "worker_step", "loading back": "worker_load", "writing b
 class Stage:
     """What a cell's requests need. One cell at a time."""
 
-    def __init__(self, stack: Stack, hooks: Path) -> None:
-        self.stack = stack
-        self.hooks = hooks
+    def __init__(self, target: Target) -> None:
+        self.target = target
         self.requests: list[Asked] = []  # of the cell
         self._numbers = itertools.count()
         self._evictors = [self.fresh() for _ in range(EVICTORS)]
@@ -47,7 +48,7 @@ class Stage:
 
     def ask(self, text: str, max_tokens: int = MAX_TOKENS) -> Asked:
         """Begin a request of the cell."""
-        self.requests.append(Asked(self.stack, text, max_tokens))
+        self.requests.append(Asked(self.target, text, max_tokens))
         return self.requests[-1]
 
     async def store(self) -> None:
@@ -55,9 +56,10 @@ class Stage:
         self._stored = [self.fresh() for _ in range(STORED)]
         for text in self._stored:
             await self._prepare(text)
-        before = epochs(await self.stack.status())["storage-0"]
-        self.stack.kill("storage-0", 9)
-        await rest(self.stack, time.monotonic() + RECOVERY_S, lambda now: now["storage-0"] != before)
+        storage = self.target.identity("storage")
+        before = epochs(await self.target.status())[storage]
+        await self.target.kill("storage")
+        await rest(self.target, time.monotonic() + RECOVERY_S, lambda now: now[storage] != before)
         await self._evict()
 
     def stored(self) -> str:
@@ -93,7 +95,7 @@ class Stage:
 
     def arm(self, place: str) -> None:
         """Hold the process that comes there next."""
-        (self.hooks / place).write_text(f"sleep {HOLD_S}")
+        (self.target.hooks / place).write_text(f"sleep {HOLD_S}")
 
     async def end(self) -> list[Asked]:
         """Wait until the cell's requests are answered. Returns them, and forgets them."""
@@ -107,12 +109,12 @@ class Stage:
             for asked in self.requests:
                 await asked.cancel()
             self.requests = []
-            for hook in self.hooks.iterdir():
-                hook.unlink()
+            for hook in self.target.hooks.iterdir():
+                hook.unlink(missing_ok=True)
 
     async def stats(self) -> dict[str, Any]:
         """What the storage says of itself."""
-        status = await self.stack.status()
+        status = await self.target.status()
         return next(peer["stats"] for peer in status["peers"] if peer["role"] == "storage")
 
     async def _held(self, place: str) -> None:
@@ -120,16 +122,16 @@ class Stage:
         await self._reached(place)
 
     async def _reached(self, place: str) -> None:
-        await _until(lambda: not (self.hooks / place).exists(), f"the hook {place}")
+        await _until(lambda: not (self.target.hooks / place).exists(), f"the hook {place}")
 
     async def _prepare(self, text: str) -> None:
-        await Asked(self.stack, text, 1).answered()
-        await settle(self.stack)
+        await Asked(self.target, text, 1).answered()
+        await self.target.settle()
 
     async def _evict(self) -> None:
         for text in self._evictors:
-            await Asked(self.stack, text, 1).answered()
-        await settle(self.stack)
+            await Asked(self.target, text, 1).answered()
+        await self.target.settle()
 
 
 async def _until(condition: Any, what: str) -> None:
@@ -157,20 +159,18 @@ def epochs(status: dict[str, Any]) -> dict[str, int]:
     return heard | {"scheduler-0": status["scheduler"]["epoch"]}
 
 
-def at_rest(status: dict[str, Any]) -> bool:
+def at_rest(target: Target, status: dict[str, Any]) -> bool:
     """Ready and idle, and every service is heard."""
     heard = epochs(status).keys()
-    return bool(status["ready"]) and is_idle(status) and heard >= {"gateway-0", "gpu_worker-0", "storage-0"}
+    return bool(status["ready"]) and is_idle(status) and heard >= {target.identity(service) for service in SERVICES}
 
 
-async def rest(stack: Stack, deadline: float, as_wanted: Callable[[dict[str, int]], bool] = lambda now: True) -> None:
+async def rest(target: Target, deadline: float, as_wanted: Callable[[dict[str, int]], bool] = lambda now: True) -> None:
     """Wait until nothing is left of a fault and every service is heard; `as_wanted` looks at their epochs."""
     status: dict[str, Any] = {}
-    while not (status and at_rest(status) and as_wanted(epochs(status)) and await stack.healthy()):
+    while not (status and at_rest(target, status) and as_wanted(epochs(status)) and await target.healthy()):
         assert time.monotonic() < deadline, f"not recovered after {RECOVERY_S:g} s: {status}"
-        try:
-            status = await stack.status()
-        except StackError:
-            continue  # the scheduler is just being started again; this took its 3 s
         await asyncio.sleep(POLL_S)
+        with contextlib.suppress(StackError):  # the scheduler, or what stands before it, is just being started again
+            status = await target.status()
     assert status["integrity"] == "ok", status["integrity"]

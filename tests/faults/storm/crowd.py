@@ -7,8 +7,8 @@ import time
 from kvtide.chat_client import RequestError
 from kvtide.oracle import Emitted
 from kvtide.oracle_process import Oracle
-from kvtide.stack import Stack
 from tests.faults.matrix.requests import Asked
+from tests.faults.matrix.target import Target
 
 FAMILIES = 40  # prompts that come again, each time with another end; number n with a weight of 1 / n
 SHORTEST, LONGEST = 48, 240  # tokens of a family's common part
@@ -26,12 +26,12 @@ TOKENS = (1000, 40000)  # ordinary tokens of any model with a large vocabulary
 class Crowd:
     """The requests and how they ended. The same seed makes the same prompts."""
 
-    def __init__(self, stack: Stack, oracle: Oracle, seed: int) -> None:
+    def __init__(self, target: Target, oracle: Oracle, seed: int) -> None:
         self.answered = self.retried = self.aborted = 0
         self.hung = 0  # attempts that nobody ended in time
         self.checked = self.wrong = 0  # tokens
         self.refused: list[str] = []  # errors that another try doesn't mend
-        self._stack = stack
+        self._target = target
         self._oracle = oracle
         self._chance = random.Random(seed)
         self._weights = [1.0 / (place + 1) for place in range(FAMILIES)]
@@ -52,7 +52,7 @@ class Crowd:
             chance = self._chance
             prompt = [*chance.choices(self._families, self._weights)[0], *self._tokens(chance.randint(0, LONGEST_END))]
             limit_s = end_s - time.monotonic() + CALM_S
-            asked = Asked(self._stack, prompt, chance.randint(SHORTEST_ANSWER, LONGEST_ANSWER), limit_s)
+            asked = Asked(self._target, prompt, chance.randint(SHORTEST_ANSWER, LONGEST_ANSWER), limit_s)
             leaves_s = chance.uniform(0.0, LATEST_ABORT_S) if chance.random() < ABORTS else None
             try:
                 await self._end(asked, leaves_s)

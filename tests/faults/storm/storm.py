@@ -17,6 +17,7 @@ from kvtide.private_folder import private_folder
 from kvtide.run_folder import LOGS_NAME
 from kvtide.stack import Stack, running_stack
 from shared.config import Config
+from tests.faults.matrix.processes import Processes
 from tests.faults.matrix.stage import RECOVERY_S, rest
 from tests.faults.proxied import proxied
 from tests.faults.storm.crowd import Crowd
@@ -63,13 +64,14 @@ async def storm(oracle: Oracle, seconds: float, seed: int, remote: bool, say: Ca
         async with proxied(_config(folder, memory), remote) as (config, of_role, proxies):
             async with running_stack(config, {"KVTIDE_TEST_HOOKS": str(hooks)}, of_role=of_role) as stack:
                 await stack.wait_ready(READY_TIMEOUT_S)
-                crowd = Crowd(stack, oracle, seed)
-                weather = Weather(stack, proxies, hooks, seed, say)
+                target = Processes(stack, hooks, proxies)
+                crowd = Crowd(target, oracle, seed)
+                weather = Weather(target, proxies, config.storage_folder, seed, say)
                 watch = Watch(stack)
                 try:
                     await _until_calm(stack, [crowd.run(seconds), weather.run(seconds)], watch)
                     begun_s = time.monotonic()
-                    await rest(stack, begun_s + RECOVERY_S)
+                    await rest(target, begun_s + RECOVERY_S)
                     result.recovered_s = round(time.monotonic() - begun_s, 1)
                 except Exception as error:
                     result.failures += [f"{type(each).__name__}: {each}" for each in _leaves(error)]

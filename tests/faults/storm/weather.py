@@ -4,14 +4,13 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from kvtide.stack import Stack
 from tests.faults.matrix.cells import DISK_FAULTS, LINK_FAULTS, SERVICE_FAULTS, SERVICES
-from tests.faults.matrix.faults import broken_disk, disturb, hit_service
-from tests.faults.proxy import TcpProxy
+from tests.faults.matrix.faults import broken_disk, hit_service
+from tests.faults.matrix.target import Target
 
 BETWEEN_S = (1.0, 6.0)  # from one fault's begin to the next one's
 MEAN_S, SHORTEST_S, LONGEST_S = 3.0, 0.5, 25.0  # of a fault that lasts; the longest outlasts a fence's deadline
@@ -31,13 +30,12 @@ class Fault(NamedTuple):
 class Weather:
     """Carries faults out. The same seed makes the same ones in the same order."""
 
-    def __init__(
-        self, stack: Stack, proxies: Mapping[str, TcpProxy], hooks: Path, seed: int, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, target: Target, links: Collection[str], l3: Path, seed: int, say: Callable[[str], None]) -> None:
+        """links: those that the target has. l3: its folder of page files."""
         self.faults: list[Fault] = []
-        self._stack = stack
-        self._proxies = proxies
-        self._hooks = hooks
+        self._target = target
+        self._links = list(links)
+        self._l3 = l3
         self._chance = random.Random(seed)
         self._say = say
         self._hit: set[str] = set()  # parts that a fault is at
@@ -59,7 +57,7 @@ class Weather:
         fault = choice(
             [
                 Fault(choice(SERVICES), choice(SERVICE_FAULTS)),
-                Fault(choice(list(self._proxies)), choice(LINK_FAULTS)),
+                Fault(choice(self._links), choice(LINK_FAULTS)),
                 Fault("disk", choice(DISK_FAULTS)),
                 Fault("files", choice(FILE_FAULTS)),
                 Fault(choice(PLACES), choice(("kill", "sleep 1.5"))),
@@ -71,23 +69,23 @@ class Weather:
         self._hit.add(fault.part)
         try:
             if fault.part in SERVICES:
-                await hit_service(self._stack, f"{fault.part}-0", fault.kind, lasts_s)
-            elif fault.part in self._proxies:
-                await disturb(self._proxies[fault.part], fault.part, fault.kind, lasts_s)
+                await hit_service(self._target, fault.part, fault.kind, lasts_s)
+            elif fault.part in self._links:
+                await self._target.disturb(fault.part, fault.kind, lasts_s)
             elif fault.part == "disk":
-                with broken_disk(self._hooks, fault.kind):
+                with broken_disk(self._target.hooks, fault.kind):
                     await asyncio.sleep(lasts_s)
             elif fault.part == "files":
                 await asyncio.to_thread(self._harm_files, fault.kind)
             else:
-                (self._hooks / fault.part).write_text(fault.kind)
+                (self._target.hooks / fault.part).write_text(fault.kind)
                 await asyncio.sleep(ARMED_S)
-                (self._hooks / fault.part).unlink(missing_ok=True)
+                (self._target.hooks / fault.part).unlink(missing_ok=True)
         finally:
             self._hit.discard(fault.part)
 
     def _harm_files(self, kind: str) -> None:
-        pages = sorted(self._stack.config.storage_folder.rglob("*.page"))
+        pages = sorted(self._l3.rglob("*.page"))
         for path in self._chance.sample(pages, min(FILES, len(pages))):
             with contextlib.suppress(FileNotFoundError):  # the storage has just evicted it
                 harm(path, kind, self._chance)
