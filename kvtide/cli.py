@@ -25,6 +25,7 @@ TERMINATED = 143  # the same for SIGTERM
 BENCHES = {  # each is `measure` of kvtide.bench.NAME
     "copy": "page copies between device and host pool, against a plain copy",
     "decode": "tokens a second, against memory bandwidth",
+    "degraded": "time to first token without the storage, against a stack that never had one",
     "forward": "decode steps beside a background backup",
     "remote": "page copies over TCP, against a raw connection",
     "start": "from nothing to a first token, and the idle stack's processor time",

@@ -56,6 +56,10 @@ class Stack:
         """Send a signal to a service; the supervisor starts it again if it dies."""
         self._supervisor.send(identity, number)
 
+    async def stop(self, identity: str) -> None:
+        """End a service for good: the supervisor doesn't start it again."""
+        await self._supervisor.children[identity].stop()
+
     async def watch(self) -> None:
         """Wait until a service can't be kept; raises its StackError."""
         await self._supervisor.watch()
