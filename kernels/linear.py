@@ -31,19 +31,22 @@ class Product:
     """`x @ weight.T + bias`. What never changes is looked at once: a decode step has a hundred of them."""
 
     def __init__(self, weight: "Tensor", bias: "Tensor | None" = None) -> None:
-        """weight [out, in], bias [out], bfloat16 on a CPU. Raises ValueError for shapes that don't fit."""
+        """weight [out, in], bias [out], bfloat16 on a CPU. Raises ValueError for others."""
         if weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
             shapes = tuple(weight.shape), None if bias is None else tuple(bias.shape)
             raise ValueError(f"weight and bias are {shapes}; pass [out, in] and [out]")
+        for each in (weight,) if bias is None else (weight, bias):
+            _check_dtype(each)
         self._weight, self._bias = weight.contiguous(), None if bias is None else bias.contiguous()
         self._out, self._in = weight.shape
         self._addresses = self._weight.data_ptr(), 0 if self._bias is None else self._bias.data_ptr()
 
     def __call__(self, x: "Tensor") -> "Tensor":
-        """x [rows, in], bfloat16 -> bfloat16 [rows, out]. Raises ValueError for another shape."""
+        """x [rows, in], bfloat16 -> bfloat16 [rows, out]. Raises ValueError for another shape or dtype."""
         rows, columns = x.shape
         if columns != self._in:
             raise ValueError(f"x is {tuple(x.shape)}; pass [rows, {self._in}]")
+        _check_dtype(x)
         extension = native.load()[0] if 0 < rows <= FEW_ROWS and columns % LANES == 0 else None
         return self._by_pieces(x) if extension is None else self._by_c(extension, x.contiguous())
 
@@ -64,3 +67,11 @@ class Product:
             piece = slice(start, start + rows)
             y[:, piece] = F.linear(wide, self._weight[piece].float(), None if bias is None else bias[piece].float())
         return y
+
+
+def _check_dtype(tensor: "Tensor") -> None:
+    """C takes every address for one of bfloat16 in the CPU's memory."""
+    import torch
+
+    if tensor.dtype != torch.bfloat16 or tensor.device.type != "cpu":
+        raise ValueError(f"a tensor of {tensor.dtype} on {tensor.device}; pass bfloat16 on a CPU")

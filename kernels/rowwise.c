@@ -36,7 +36,7 @@ INLINE float exponential(float x) {
                   r +
               5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    int32_t power = ((int32_t)n + 127) << 23;
+    uint32_t power = (uint32_t)((int32_t)n + 127) << 23;
     float scale;
     memcpy(&scale, &power, sizeof(scale));
     return p * scale;
@@ -45,7 +45,8 @@ INLINE float exponential(float x) {
 INLINE void gate_rows(const uint16_t *gate_up, uint16_t *y, int64_t rows, int64_t size) {
     for (int64_t row = 0; row < rows; row++, gate_up += 2 * size, y += size)
         for (int64_t i = 0; i < size; i++) {
-            float gate = widen(gate_up[i]), silu = widen(narrow(gate / (1.0f + exponential(-gate))));
+            float gate = widen(gate_up[i]), quotient = gate / (1.0f + exponential(-gate));
+            float silu = widen(narrow(gate < -88.0f ? -0.0f : quotient)); /* `exponential` ends there */
             y[i] = narrow(silu * widen(gate_up[size + i]));
         }
 }

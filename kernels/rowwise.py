@@ -16,7 +16,7 @@ def rms_norm(x: "Tensor", weight: "Tensor", eps: float) -> "Tensor":
     import torch.nn.functional as F
 
     extension = _extension(x, weight)
-    if extension is None or weight.shape != x.shape[-1:]:
+    if extension is None or weight.shape != x.shape[-1:] or not weight.is_contiguous():
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     x = x.contiguous()
     y = x.new_empty(x.shape)
@@ -32,9 +32,10 @@ def silu_and_mul(gate_up: "Tensor") -> "Tensor":
     if extension is None:
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate).mul_(up)
+    gate_up = gate_up.contiguous()
     rows, width = gate_up.shape
     y = gate_up.new_empty(rows, width // 2)
-    extension.silu_and_mul(gate_up.contiguous().data_ptr(), y.data_ptr(), (rows, width // 2))
+    extension.silu_and_mul(gate_up.data_ptr(), y.data_ptr(), (rows, width // 2))
     return y
 
 

@@ -67,3 +67,13 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         Product(random(4, 32))(random(1, 16))
     with pytest.raises(ValueError, match=r"\(4, 16\), \(3,\)"):
         Product(random(4, 16), random(3))
+
+
+def test_other_dtypes_are_refused() -> None:
+    """C would take their bytes for bfloat16."""
+    with pytest.raises(ValueError, match=r"torch\.float32 on cpu; pass bfloat16"):
+        Product(random(4, 16))(random(1, 16).float())
+    with pytest.raises(ValueError, match=r"torch\.float32 on cpu; pass bfloat16"):
+        Product(random(4, 16).float())
+    with pytest.raises(ValueError, match=r"torch\.float16 on cpu; pass bfloat16"):
+        Product(random(4, 16), random(4).half())
