@@ -1,7 +1,9 @@
 """What a page folder says of itself: an identity, and for each model which one it is. Read with aiofiles."""
 
+import asyncio
 import contextlib
 import json
+import os
 import uuid
 from pathlib import Path
 
@@ -23,11 +25,10 @@ async def store_id(folder: Path) -> str:
 
 
 async def note_model(folder: Path, model_fingerprint: bytes, geometry: PageGeometry) -> None:
-    """Write into a model's folder, for people, what its pages are.
+    """Write into a model's folder, which is there, for people, what its pages are.
 
     Raises StorageError when the folder is another model's, OSError when it can't be used.
     """
-    await aiofiles.os.makedirs(folder, mode=0o700, exist_ok=True)
     note = {
         "model_fingerprint": model_fingerprint.hex(),
         "page_size": geometry.page_size,
@@ -47,12 +48,15 @@ async def note_model(folder: Path, model_fingerprint: bytes, geometry: PageGeome
 
 
 async def _create(path: Path, text: str) -> None:
-    """Write a file whole, unless there is one."""
+    """Write a file whole, unless there is one. After a power cut it is there whole, or not at all: a folder whose
+    notes are empty can't be used."""
     if await aiofiles.os.path.exists(path):
         return
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     async with aiofiles.open(temporary, "x", encoding="utf-8") as file:
         await file.write(text)
+        await file.flush()
+        await asyncio.to_thread(os.fsync, file.fileno())
     with contextlib.suppress(FileExistsError):
         await aiofiles.os.link(temporary, path)  # unlike a rename it never replaces another instance's
     await aiofiles.os.unlink(temporary)

@@ -17,7 +17,7 @@ from services.storage.disk_scan import DiskScan
 from services.storage.folder_notes import note_model, store_id
 from services.storage.page_batch import DAMAGED, DEFAULT, DONE, FAILED, GONE, SKIPPED, THERE, PageBatch, Policy
 from services.storage.page_file import PageFormat
-from services.storage.plain_files import allocated_bytes
+from services.storage.plain_files import allocated_bytes, make_folder
 from services.storage.tally import Tally
 from shared.errors import StorageError
 from shared.geometry import PageGeometry
@@ -63,7 +63,7 @@ class HashFileBackend(Backend):
     async def start(self) -> None:
         """Raises StorageError when the folder can't be made or read."""
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            await self.in_thread(self._scanner, partial(make_folder, self.folder, fsync=self.policy.fsync))
             if self.folder.stat().st_mode & 0o002:
                 log.warning("folder_writable_by_all path=%s: chmod o-w, or others can plant pages", self.folder)
             self._id = await store_id(self.folder)
@@ -80,7 +80,9 @@ class HashFileBackend(Backend):
 
     async def of_model(self, model_fingerprint: bytes, geometry: PageGeometry) -> "HashFilePages":
         try:
-            await note_model(self.folder / model_name(model_fingerprint), model_fingerprint, geometry)
+            folder = self.folder / model_name(model_fingerprint)
+            await self.in_thread(self._scanner, partial(make_folder, folder, fsync=self.policy.fsync))
+            await note_model(folder, model_fingerprint, geometry)
         except OSError as error:
             raise StorageError(
                 f"can't use the page folder {self.folder}: {error.strerror}; see storage.folder"
@@ -249,7 +251,7 @@ class HashFilePages(ModelPages):
             done += outcomes[at] == DONE
             if outcomes[at] == THERE:  # another instance's, newer than the last scan
                 outcomes[at] = self._adopt(keys[at])
-            elif outcomes[at] in FAILED:
+            elif outcomes[at] == GONE or outcomes[at] in FAILED:  # GONE: its folder
                 store.tally.note("dropped", batch.error(at))
         store.tally.add("set_pages", done)
         store.tally.add("set_bytes", done * self._layout.page_bytes)

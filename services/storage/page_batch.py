@@ -76,7 +76,7 @@ class PageBatch:
         self._headers = _blocks(len(paths), layout.header_bytes)
         extension, _ = native.load()
         self._native = extension if extension is not None and extension.page_files else None
-        self._seals_here = self._native is None or layout.keyed
+        self._sealed = bytearray(len(paths))  # 1: has its header
         if self._native is not None:
             self._in_c, self._kept = self._fill(self._native)
 
@@ -108,12 +108,12 @@ class PageBatch:
     def write(self, first: int, last: int) -> int:
         """The same for pages that are to be written."""
         last = self._reached_hook(first, last, test_hooks.before_write)
-        if self._seals_here:
-            part = slice(first, last)
-            self._layout.fill(self._headers[part], self._digests[part], self._checksums[part], self._pages[part])
         if self._native is None:
             self._each(first, first + 1, self._write_plainly)
             return first + 1
+        if self._layout.keyed:
+            for at in range(first, last):
+                self._seal(at)
         end = self._native.move_pages(self._in_c, first, last, writing=True)
         for at in range(first, end):
             if self.outcomes[at] == errno.ENOENT:
@@ -162,7 +162,7 @@ class PageBatch:
             self.outcomes.buffer_info()[0], self.lengths.buffer_info()[0], replaces.ctypes.data, past.ctypes.data,
             layout.units.ctypes.data, crc.ctypes.data, layout.header_bytes, layout.page_bytes, beginnings.shape[1],
             units, CALL_BYTES, TOUCH_AFTER_S, self.policy.verify, self.policy.direct,
-            self.policy.fsync, self._seals_here, extension.hardware, 0,
+            self.policy.fsync, layout.keyed, extension.hardware, 0,
         )  # fmt: skip
         return batch, [names, temporaries, pages, beginnings, crc, replaces, past]
 
@@ -178,9 +178,9 @@ class PageBatch:
         return first + 1
 
     def _each(self, first: int, last: int, work: Callable[[int], None], outcome: int = WAITING) -> None:
-        """Do `work` for each page of a range that has this outcome."""
+        """Do `work` for each page of a range that has this outcome. What has begun is ended in a stopped batch too."""
         for at in range(first, last):
-            if self.outcomes[at] == outcome and not self.stopped:
+            if self.outcomes[at] == outcome and not (self.stopped and outcome == WAITING):
                 try:
                     work(at)
                     self.outcomes[at] = DONE
@@ -197,10 +197,18 @@ class PageBatch:
         self._check(at)
         self._check_origin(at)
 
+    def _seal(self, at: int) -> None:
+        """Make a page's header, once: a slice that took longer than 1 ms comes again, and a proof reads the page."""
+        if self.outcomes[at] == WAITING and not self._sealed[at]:
+            one = slice(at, at + 1)
+            self._layout.fill(self._headers[one], self._digests[one], self._checksums[one], self._pages[one])
+            self._sealed[at] = 1
+
     def _write_plainly(self, at: int) -> None:
         names, buffers = (self._temporaries[at], self._paths[at]), [self._headers[at].data, self._pages[at]]
         if not self.replaces[at] and os.path.lexists(names[1]):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), names[1])
+        self._seal(at)
         self.past_cache[at], self.lengths[at] = plain_files.write(
             *names, buffers, CALL_BYTES, direct=self.policy.direct, fsync=self.policy.fsync
         )
@@ -208,7 +216,7 @@ class PageBatch:
     def _write_first(self, extension: native.Native, at: int) -> None:
         """Write a page whose folder wasn't there."""
         try:
-            plain_files.make_folder(self._paths[at])
+            plain_files.make_folder(Path(self._paths[at]).parent, fsync=self.policy.fsync)
         except OSError as error:
             self._fail(at, error)
         else:

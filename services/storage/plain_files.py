@@ -54,7 +54,7 @@ def write(
     try:
         file = os.open(temporary, OPEN_TO_WRITE, 0o600)
     except FileNotFoundError:
-        make_folder(path)
+        make_folder(Path(path).parent, fsync=fsync)
         file = os.open(temporary, OPEN_TO_WRITE, 0o600)
     name = temporary
     try:
@@ -68,7 +68,7 @@ def write(
         Path(temporary).rename(path)
         name = path
         if fsync:
-            _sync_folder(path)
+            sync_name(path)
         return past, allocated_bytes(os.fstat(file))
     except (OSError, CorruptPageError):
         Path(name).unlink(missing_ok=True)
@@ -77,22 +77,27 @@ def write(
         os.close(file)
 
 
-def make_folder(path: str) -> None:
-    """The folder of a file, when this is the first one in it."""
-    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+def make_folder(folder: Path, *, fsync: bool) -> None:
+    """Make a folder and those above it, where they are missing. fsync: and wait until the disk has their names."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if fsync:
+        for each in missing:
+            sync_name(each)
 
 
-def allocated_bytes(status: os.stat_result) -> int:
-    """Bytes that a file takes on its disk; its length where compression hides that."""
-    return max(status.st_blocks * 512, status.st_size)
-
-
-def _sync_folder(path: str) -> None:
+def sync_name(path: str | Path) -> None:
+    """Wait until the disk has the name of a file or folder."""
     folder = os.open(Path(path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def allocated_bytes(status: os.stat_result) -> int:
+    """Bytes that a file takes on its disk; its length where compression hides that."""
+    return max(status.st_blocks * 512, status.st_size)
 
 
 Move = Callable[[int, list[memoryview], int], int]  # os.preadv or os.pwritev

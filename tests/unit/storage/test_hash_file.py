@@ -13,7 +13,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from services.storage import disk_room, page_batch, test_hooks
+from services.storage import disk_room, page_batch, plain_files, test_hooks
 from services.storage.page_file import BLOCK, PageFormat
 from shared.errors import StorageError
 from shared.geometry import HostLayout, PageGeometry, Part
@@ -220,6 +220,16 @@ async def test_store_04_a_failed_write_leaves_nothing(make_store: MakeStore) -> 
     assert (store.stats()["l3_dropped"], store.stats()["l3_bytes"]) == (2, 0)
     assert await put(pages, 0, 1) == [True, True]
     assert store.stats()["l3_bytes"] == disk_bytes(store.folder)
+
+
+async def test_a_page_whose_folder_never_comes_is_counted(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await make_store()
+    pages = await store.of_model(MODEL, GEOMETRY)
+    monkeypatch.setattr(plain_files, "make_folder", lambda *_, **__: None)
+    assert await put(pages, 0, 1) == [False, False]
+    assert (store.stats()["l3_dropped"], store.stats()["l3_bytes"]) == (2, 0)
 
 
 @pytest.mark.parametrize("call_bytes", [999, 4096, 5000])

@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from kernels import native
 from kernels.checksum import crc32c
+from services.storage import page_file
 from services.storage.backend import Backend
 from services.storage.backends import make_backend
 from services.storage.hash_file import HashFileBackend
 from services.storage.memory_store import MemoryStore
+from services.storage.page_batch import DONE, PageBatch, Policy
 from services.storage.page_file import CHECK, FIXED, PageFormat
 from services.storage.page_key import LEAST_BYTES, PROOF_BYTES, read_key
 from services.storage.sealed import SealedBackend
@@ -64,6 +67,41 @@ async def test_a_page_that_was_changed_with_all_its_checksums_is_refused(tmp_pat
     assert await hits(pages, 1) == [False]
     assert store.stats()["l3_corrupt"] == 1
     await store.close()
+
+
+@pytest.mark.usefixtures("version")
+async def test_a_page_is_sealed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often its slice is interrupted: a proof takes as long as the page does."""
+    sealed, proof = [], page_file.proof
+    monkeypatch.setattr(page_file, "proof", lambda *each: sealed.append(each) or proof(*each))
+    (store,) = backends("hash_file", tmp_path / "l3", KEY)
+    await store.start()
+    assert all(await put(await store.of_model(MODEL, GEOMETRY), *PAGES))
+    assert len(sealed) == len(PAGES)
+    await store.close()
+
+
+@pytest.mark.usefixtures("version")
+def test_a_batch_that_is_stopped_while_it_reads_has_no_page_whose_key_was_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, path = Page(0), tmp_path / "one.page"
+    theirs, ours = (PageFormat(MODEL, GEOMETRY, key=key) for key in (OTHER, KEY))
+    name, buffer = ([str(path)], [page.digest]), memoryview(bytearray(page.bytes))
+    writing = PageBatch(theirs, *name, [buffer], Policy(), [page.checksums], [f"{path}.tmp"])
+    writing.write(0, 1)
+    assert list(writing.outcomes) == [DONE]
+    batch, move = PageBatch(ours, *name, [buffer], Policy()), native.Native.move_pages
+
+    def stopped_meanwhile(*arguments: object, **how: bool) -> int:
+        end = move(*arguments, **how)
+        batch.stop()
+        return end
+
+    monkeypatch.setattr(native.Native, "move_pages", stopped_meanwhile)
+    batch.read(0, 1)
+    assert batch.outcomes[0] != DONE
+    assert batch.checksums() == [None]
 
 
 def test_a_key_is_read_from_a_file_that_is_long_enough_and_private(
