@@ -55,7 +55,7 @@ class Cluster:
             "metrics_host": "127.0.0.1",
             "metrics_port": free_port(),
             "client_ttl": 3,
-            "default_kv_lease_ttl": 100,
+            "default_kv_lease_ttl": 1000,  # a get that takes longer fails, as on a busy machine with 100
             "logtostderr": "true",
         }
         self._folder = folder
