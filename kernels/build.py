@@ -16,7 +16,7 @@ from pathlib import Path
 
 NAMES = ("page_copy.c", "page_files.c", "paged_attention.c", "linear.c", "rowwise.c")
 SOURCES = tuple(map(Path(__file__).with_name, NAMES))
-HEADERS = tuple(map(Path(__file__).with_name, ("crc32c.h", "vectors.h")))
+HEADERS = tuple(map(Path(__file__).with_name, ("crc32c.h", "vectors.h", "linear_tile.h")))
 BUILD_FOLDER = Path(__file__).with_name("_build")
 FLAGS = ("-O3", "-shared", "-fPIC", "-std=c11", "-pthread", "-fno-math-errno")
 COMPILE_TIMEOUT_S = 120  # it takes one second; a hung compiler must not hang `make setup`

@@ -29,79 +29,24 @@ struct product {
     int64_t rows, in, out;
 };
 
-INLINE void widen_vector(vec *into, const uint16_t *from) {
-    halves raw;
-    memcpy(&raw, from, sizeof(raw));
-    words wide = __builtin_convertvector(raw, words) << 16;
-    memcpy(into, &wide, sizeof(wide));
-}
-
-/* `outputs` outputs from `first` of `rows` rows from `row`: both are constants where this is called. */
-INLINE void tile(const struct product *p, int64_t first, const int outputs, int64_t row, const int rows) {
-    vec sums[4][BLOCK];
-    for (int o = 0; o < outputs; o++)
-        for (int r = 0; r < rows; r++)
-            sums[o][r] = (vec){0};
-    for (int64_t i = 0; i < p->in; i += LANES) {
-        vec w[4];
-        for (int o = 0; o < outputs; o++)
-            widen_vector(&w[o], p->weight + (first + o) * p->in + i);
-        if (rows <= 2 && i % (2 * LANES) == 0) /* what the next tile reads: the processor's own prefetch ends at a page */
-            for (int o = 0; o < outputs; o++)
-                __builtin_prefetch(p->weight + (first + outputs + o) * p->in + i);
-        for (int r = 0; r < rows; r++) {
-            vec x;
-            memcpy(&x, p->x + (row + r) * p->in + i, sizeof(x));
-            for (int o = 0; o < outputs; o++)
-                sums[o][r] += w[o] * x;
-        }
-    }
-    for (int o = 0; o < outputs; o++)
-        for (int r = 0; r < rows; r++) {
-            float sum = sum_of(&sums[o][r]) + (p->bias ? widen(p->bias[first + o]) : 0.0f);
-            p->y[(row + r) * p->out + first + o] = narrow(sum);
-        }
-}
-
-#define TILES(OUTPUTS)                                                                                              \
-    switch (rows) {                                                                                                 \
-    case 1: tile(p, first, OUTPUTS, row, 1); break;                                                                 \
-    case 2: tile(p, first, OUTPUTS, row, 2); break;                                                                 \
-    case 3: tile(p, first, OUTPUTS, row, 3); break;                                                                 \
-    case 4: tile(p, first, OUTPUTS, row, 4); break;                                                                 \
-    case 5: tile(p, first, OUTPUTS, row, 5); break;                                                                 \
-    case 6: tile(p, first, OUTPUTS, row, 6); break;                                                                 \
-    case 7: tile(p, first, OUTPUTS, row, 7); break;                                                                 \
-    default: tile(p, first, OUTPUTS, row, 8);                                                                       \
-    }
-
-/* Outputs from `first` to before `end` of all rows. */
-INLINE void outputs_of(const struct product *p, int64_t first, int64_t end) {
-    while (first < end) {
-        int many = p->rows <= 4 && first + 4 <= end ? 4 : first + 2 <= end ? 2 : 1;
-        for (int64_t row = 0; row < p->rows; row += BLOCK) {
-            int64_t rows = p->rows - row < BLOCK ? p->rows - row : BLOCK;
-            if (many == 4)
-                TILES(4)
-            else if (many == 2)
-                TILES(2)
-            else
-                TILES(1)
-        }
-        first += many;
-    }
-}
+#define SPAN 16 /* AVX-512 */
+#include "linear_tile.h"
+#define SPAN 8 /* AVX2 */
+#include "linear_tile.h"
+#define SPAN 4 /* any */
+#include "linear_tile.h"
 
 typedef void (*part)(const struct product *, int64_t, int64_t);
 
-static void outputs_plain(const struct product *p, int64_t first, int64_t end) { outputs_of(p, first, end); }
+/* Rows at a time and sums: as many as the registers hold beside a few weights. */
+static void outputs_plain(const struct product *p, int64_t first, int64_t end) { outputs_of4(p, first, end, 4, 8); }
 #if defined(__x86_64__)
 __attribute__((target("avx2,fma"))) static void outputs_avx2(const struct product *p, int64_t first, int64_t end) {
-    outputs_of(p, first, end);
+    outputs_of8(p, first, end, 6, 12);
 }
 __attribute__((target("avx512f,avx512bw,avx512vl,fma"))) static void outputs_avx512(const struct product *p,
                                                                                   int64_t first, int64_t end) {
-    outputs_of(p, first, end);
+    outputs_of16(p, first, end, BLOCK, 16);
 }
 #define PAUSE() __builtin_ia32_pause()
 #else
