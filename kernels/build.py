@@ -19,7 +19,7 @@ SOURCES = tuple(map(Path(__file__).with_name, NAMES))
 HEADERS = tuple(map(Path(__file__).with_name, ("crc32c.h", "vectors.h", "linear_tile.h")))
 BUILD_FOLDER = Path(__file__).with_name("_build")
 FLAGS = ("-O3", "-shared", "-fPIC", "-std=c11", "-pthread", "-fno-math-errno")
-COMPILE_TIMEOUT_S = 120  # it takes one second; a hung compiler must not hang `make setup`
+COMPILE_TIMEOUT_S = 120  # it takes ten seconds; a hung compiler must not hang `make setup`
 
 
 def library_path() -> Path:

@@ -15,7 +15,7 @@
 
 #include "vectors.h"
 
-#define BLOCK 8        /* rows of x whose sums are in registers together */
+#define BLOCK 8        /* rows of x whose sums are in registers together, at most */
 #define CHUNK 32       /* outputs that a thread takes at a time */
 #define MAX_THREADS 64
 #define SPINS 1000     /* about 50 us: from one product of a step to the next; a pause is some 40 ns */

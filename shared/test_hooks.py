@@ -12,6 +12,13 @@ VARIABLE = "KVTIDE_TEST_HOOKS"  # a folder; a file in it named as a point arms t
 folder: Path | None = Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
 
 
+def arm(hooks: Path, point: str, text: str) -> None:
+    """Put a file into a hooks folder, whole: a process that comes to the point must not read half of it."""
+    written = hooks / f".{point}"
+    written.write_text(text, encoding="utf-8")
+    written.replace(hooks / point)
+
+
 def reach(point: str) -> str:
     """Act on the file `point` in the hooks folder, if there is one, and remove it first.
 

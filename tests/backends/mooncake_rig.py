@@ -16,17 +16,6 @@ from services.storage.mooncake_store import INSTALL
 from tests.backends.rigs import Rig
 from tests.backends.servers import Server, free_port
 
-NODE = """
-import os, sys, time
-from mooncake.store import MooncakeDistributedStore
-store = MooncakeDistributedStore()
-for _ in range(100):
-    if store.setup("127.0.0.1", "P2PHANDSHAKE", int(sys.argv[2]), 16 << 20, "tcp", "", sys.argv[1]) == 0:
-        break
-    time.sleep(0.1)
-print("node ready", flush=True)
-time.sleep(3600)
-"""
 NODE_BYTES = 128 * 2**20
 
 
@@ -61,13 +50,15 @@ class Cluster:
         self._folder = folder
         self._node_bytes = node_bytes
         self.master = Server([str(program), *(f"-{k}={v}" for k, v in flags.items())], self.port, folder, {})
-        self.node = Server([sys.executable, "-c", NODE, self.address, str(node_bytes)], 0, folder, dict(os.environ))
+        node = [sys.executable, "-m", "services.storage.mooncake_node"]
+        arguments = ["--master", self.address, "--bytes", str(node_bytes)]
+        self.node = Server([*node, *arguments], 0, folder, dict(os.environ))
 
     def start(self) -> None:
         """Bring both up. Raises RuntimeError with their last words and the remedy for a library that is missing."""
         try:
             self.master.start()
-            self.node.start_and_wait_for("node ready")
+            self.node.start_and_wait_for("node_ready")
         except RuntimeError as error:
             self.master.kill()
             raise RuntimeError(f"{error}\nDoes it lack a library? {INSTALL}") from None

@@ -10,6 +10,7 @@ from tests.backends.lmcache_rig import MISSING, LmcacheRig, lmcache_server
 from tests.backends.servers import Server, free_port
 from tests.unit.storage.pages import GEOMETRY, MODEL, exists, hits, put
 
+BACK_S = 60.0  # until the store is tried again: its back-off doubles
 DRAIN_S = 2.0  # LMCache writes behind; a hundred small pages take a tenth of it
 
 MakeRig = Callable[[Server], LmcacheRig]
@@ -39,9 +40,10 @@ async def test_store_03_lmcache_pages_on_its_disk_survive_kill_9(lmcache: Server
     await asyncio.sleep(DRAIN_S)
     lmcache.kill()
     lmcache.start()
-    while not await exists(pages, 0):
-        await backend.refresh()
-        await asyncio.sleep(0.1)
+    async with asyncio.timeout(BACK_S):
+        while not await exists(pages, 0):
+            await backend.refresh()
+            await asyncio.sleep(0.1)
     assert await exists(pages, *range(100)) == 100
     assert await hits(pages, *range(100)) == [True] * 100
 

@@ -155,6 +155,21 @@ def test_tree_10_a_page_in_two_places_or_in_none_is_named() -> None:
         check_integrity(core.core)
 
 
+def test_tree_10_a_leaf_whose_entry_is_lost_or_is_no_more_is_noticed() -> None:
+    core = Harness(host=0)
+    core.compute([*A, 9])
+    (node,) = core.nodes()
+    entry, leaves = node.device_entry, core.core.state.tree.device_leaves
+    node.device_entry = None
+    with pytest.raises(IntegrityError, match="that eviction can't see"):
+        check_integrity(core.core)
+    node.device_entry = entry
+    check_integrity(core.core)
+    leaves._queue.clear()
+    with pytest.raises(IntegrityError, match="entries of evictable leaves"):
+        check_integrity(core.core)
+
+
 def test_tree_10_an_idle_core_is_sound() -> None:
     check_integrity(Core(CoreSettings()))
 

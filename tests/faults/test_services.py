@@ -17,6 +17,7 @@ from kvtide.oracle_process import Oracle
 from kvtide.stack import Stack, is_idle, running_stack
 from services.scheduler.core.peers import FENCE_TIMEOUT_S
 from services.scheduler.core.settings import MAX_SENDS, TRANSFER_TIMEOUT_S
+from shared import test_hooks
 from tests.faults.traffic import PROMPTS, Traffic, traffic
 from tests.integration.harness import READY_TIMEOUT_S, ask, prompt, small_config
 
@@ -99,7 +100,7 @@ async def test_a_worker_that_stops_in_a_copy_past_every_deadline(faulty: Faulty,
     worker = psutil.Process(stack.pids["gpu_worker-0"])
     async with traffic(stack, first=PROMPTS * len(SERVICES)) as running:
         await running.wait_for_tokens()
-        (faulty.hooks / "worker_write").write_text("stop")
+        test_hooks.arm(faulty.hooks, "worker_write", "stop")
         await asyncio.to_thread(_wait_until_stopped, worker)
         await asyncio.sleep(STOPPED_S)  # the fault itself: a stop of this length
         os.kill(worker.pid, signal.SIGCONT)

@@ -10,6 +10,7 @@ from kvtide.chat_client import Answer
 from kvtide.oracle_process import Oracle
 from kvtide.private_folder import private_folder
 from kvtide.stack import Stack, running_stack
+from shared import test_hooks
 from tests.integration.harness import PAGE_TOKENS, READY_TIMEOUT_S, ask, ask_each, prompt, settle, small_config
 from tests.integration.page_bytes import HostPages, flip_in_file
 
@@ -81,7 +82,7 @@ async def test_without_checksums_the_oracle_sees_a_skipped_layer(unchecked: Unch
     stack = unchecked.stack
     first = await put_on_host(stack, 3)
     hook = unchecked.hooks / "worker_skip_layer"
-    hook.write_text("skip")
+    test_hooks.arm(unchecked.hooks, hook.name, "skip")
     again = await ask(stack, prompt(3))
     assert not hook.exists(), "no layer was loaded"
     assert again.host_tokens > 0

@@ -70,9 +70,9 @@ def check_integrity(core: "Core") -> None:
 
 def _check_pool(name: str, pool: PagePool, claims: Claims, leaves: LeafHeap[Node]) -> None:
     """Each of the pool's ids is claimed once, and its evictable leaves are those that say so."""
-    if leaves.entries() != (claims.entries, claims.share_entries):
-        counts = f"{leaves.entries()}, {(claims.entries, claims.share_entries)}"
-        raise IntegrityError(f"{name} counts its evictable leaves, and those of namespaces, wrongly: {counts} are")
+    entries, carried = leaves.entries(), (claims.entries, claims.share_entries)
+    if entries != carried:
+        raise IntegrityError(f"{name}: {entries} entries of evictable leaves, in all and by namespace; nodes {carried}")
     held: list[int] = []
     for pages in claims.pages:
         held += pages.tolist()

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from services.storage.test_hooks import CUT_FILE, FAIL_READ, FAIL_WRITE, SLOW_READ, SLOW_WRITE
+from shared import test_hooks
 from tests.faults.matrix.cells import LINKS, NEW_PROCESS, Cell
 from tests.faults.matrix.stage import Stage, counting
 from tests.faults.matrix.target import Target
@@ -72,14 +73,13 @@ async def hit_link(stage: Stage, link: str, fault: str) -> None:
 @contextmanager
 def broken_disk(hooks: Path, fault: str) -> Iterator[None]:
     """The disk below L3 is broken inside."""
-    files = [hooks / name for name in DISK_HOOKS[fault]]
-    for file in files:
-        file.write_text(DISK_HOOKS[fault][file.name])
+    for name, text in DISK_HOOKS[fault].items():
+        test_hooks.arm(hooks, name, text)
     try:
         yield
     finally:
-        for file in files:
-            file.unlink()
+        for name in DISK_HOOKS[fault]:
+            (hooks / name).unlink()
 
 
 async def hit_disk(stage: Stage, fault: str) -> None:

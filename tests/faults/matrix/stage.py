@@ -15,6 +15,7 @@ from kvtide.child import StackError
 from kvtide.demo.plan import documents
 from kvtide.stack import is_idle
 from services.storage.test_hooks import READ
+from shared import test_hooks
 from tests.faults.matrix.cells import SERVICES
 from tests.faults.matrix.requests import Asked
 from tests.faults.matrix.target import Target
@@ -95,7 +96,7 @@ class Stage:
 
     def arm(self, place: str) -> None:
         """Hold the process that comes there next."""
-        (self.target.hooks / place).write_text(f"sleep {HOLD_S}")
+        test_hooks.arm(self.target.hooks, place, f"sleep {HOLD_S}")
 
     async def end(self) -> list[Asked]:
         """Wait until the cell's requests are answered. Returns them, and forgets them."""

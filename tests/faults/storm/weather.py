@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from shared import test_hooks
 from tests.faults.matrix.cells import DISK_FAULTS, LINK_FAULTS, SERVICE_FAULTS, SERVICES
 from tests.faults.matrix.faults import broken_disk, hit_service
 from tests.faults.matrix.target import Target
@@ -78,7 +79,7 @@ class Weather:
             elif fault.part == "files":
                 await asyncio.to_thread(self._harm_files, fault.kind)
             else:
-                (self._target.hooks / fault.part).write_text(fault.kind)
+                test_hooks.arm(self._target.hooks, fault.part, fault.kind)
                 await asyncio.sleep(ARMED_S)
                 (self._target.hooks / fault.part).unlink(missing_ok=True)
         finally:

@@ -10,7 +10,7 @@ import pytest
 from services.gpu_worker import engine, service, transfers
 from services.gpu_worker.engine import build_engine
 from services.gpu_worker.worker import CREDITS
-from shared import link
+from shared import link, test_hooks
 from shared.config import Config, load_config
 from shared.errors import CapacityError, ModelError, ProtocolError
 from shared.geometry import PageGeometry, Part
@@ -52,7 +52,7 @@ async def test_an_op_id_older_than_the_log_is_stale(stack: Stack) -> None:
 
 
 async def test_a_repeated_command_that_still_runs_is_ignored(stack: Stack, hooks: Path) -> None:
-    (hooks / "worker_write").write_text("sleep 0.3")
+    test_hooks.arm(hooks, "worker_write", "sleep 0.3")
     scheduler, write = stack.scheduler, stack.write([1], [5])
     scheduler.tell(write)
     assert isinstance(await scheduler.ask(write), WriteDone)
@@ -75,7 +75,7 @@ async def test_a_fence_waits_for_a_slow_copy_and_drops_what_waits(
     stack: Stack, hooks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfers, "BATCH_BYTES", 1)  # a page in each copy call
-    (hooks / "worker_write").write_text("sleep 0.5")
+    test_hooks.arm(hooks, "worker_write", "sleep 0.5")
     scheduler, running, waiting = stack.scheduler, stack.write([1, 2], [5, 6]), stack.write([3], [7])
     scheduler.tell(running)
     await _consumed(hooks / "worker_write")
@@ -93,7 +93,7 @@ async def test_a_fence_waits_for_a_slow_copy_and_drops_what_waits(
 
 
 async def test_a_fence_lets_the_running_step_end(stack: Stack, hooks: Path) -> None:
-    (hooks / "worker_step").write_text("sleep 0.3")
+    test_hooks.arm(hooks, "worker_step", "sleep 0.3")
     scheduler = stack.scheduler
     step = RunStep(scheduler.op(), [item(0, [1, 2, 3], [1])], [])
     scheduler.tell(step)
@@ -104,7 +104,7 @@ async def test_a_fence_lets_the_running_step_end(stack: Stack, hooks: Path) -> N
 
 
 async def test_a_new_schedulers_fence_waits_for_the_old_ones_copy(stack: Stack, hooks: Path) -> None:
-    (hooks / "worker_write").write_text("sleep 1")
+    test_hooks.arm(hooks, "worker_write", "sleep 1")
     scheduler, running, waiting = stack.scheduler, stack.write([1], [5]), stack.write([2], [6])
     scheduler.tell(running)
     scheduler.tell(waiting)
@@ -122,7 +122,7 @@ async def test_a_new_schedulers_fence_waits_for_the_old_ones_copy(stack: Stack, 
 
 
 async def test_a_new_scheduler_voids_what_waits_even_before_it_fences(stack: Stack, hooks: Path) -> None:
-    (hooks / "worker_write").write_text("sleep 0.3")
+    test_hooks.arm(hooks, "worker_write", "sleep 0.3")
     scheduler, running, waiting = stack.scheduler, stack.write([1], [5]), stack.write([2], [6])
     stack.fill([1, 2])
     scheduler.tell(running)
@@ -139,7 +139,7 @@ async def test_a_copy_survives_a_silence_of_its_scheduler(
     stack: Stack, hooks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "BUSY_INTERVAL_S", 0.05)
-    (hooks / "worker_write").write_text("sleep 0.6")
+    test_hooks.arm(hooks, "worker_write", "sleep 0.6")
     scheduler, write = stack.scheduler, stack.write([1], [5])
     scheduler.tell(write)
     await _consumed(hooks / "worker_write")
@@ -149,7 +149,7 @@ async def test_a_copy_survives_a_silence_of_its_scheduler(
 
 
 async def test_the_worker_is_heard_while_it_computes(stack: Stack, hooks: Path) -> None:
-    (hooks / "worker_step").write_text("sleep 2.5")
+    test_hooks.arm(hooks, "worker_step", "sleep 2.5")
     scheduler = stack.scheduler
     step = RunStep(scheduler.op(), [item(0, [1, 2, 3], [1])], [])
     scheduler.heartbeats.clear()
@@ -163,7 +163,7 @@ async def test_segments_are_mapped_once_and_dropped_after_their_copies(stack: St
     [holder] = stack.holders()
     assert (holder.identity, holder.epoch, holder.segment_epoch) == ("worker", scheduler.peer_epoch, info.epoch)
 
-    (hooks / "worker_write").write_text("sleep 0.3")
+    test_hooks.arm(hooks, "worker_write", "sleep 0.3")
     write = stack.write([1], [5])
     drop = DropSegment(scheduler.op(), info.storage_id, info.epoch)
     scheduler.tell(write)
@@ -240,7 +240,7 @@ async def _consumed(hook: Path) -> None:
 
 async def test_a_stuck_copy_keeps_its_memory_at_the_end(stack: Stack, hooks: Path, monkeypatch) -> None:
     monkeypatch.setattr(engine, "CLOSE_TIMEOUT_S", 0.1)
-    (hooks / "worker_write").write_text("sleep 0.6")
+    test_hooks.arm(hooks, "worker_write", "sleep 0.6")
     stack.scheduler.tell(stack.write([1], [5]))
     await _consumed(hooks / "worker_write")
     assert not await asyncio.to_thread(stack.engine.close)

@@ -223,7 +223,7 @@ async def test_a_skipped_layer_is_announced_and_not_copied(stack: Stack, hooks: 
     stack.fill([10], seed=7)
     await stack.back_up([1], [5])
     kept = stack.bytes_of(10)
-    (hooks / "worker_skip_layer").write_text("skip")
+    test_hooks.arm(hooks, "worker_skip_layer", "skip")
     assert isinstance(await stack.scheduler.ask(stack.load([5], [10])), LoadDone)
     layer = len(kept) // LAYERS
     assert stack.bytes_of(10) == kept[:layer] + stack.bytes_of(1)[layer:]
@@ -234,7 +234,7 @@ async def test_a_step_gives_up_a_load_that_takes_too_long(
 ) -> None:
     monkeypatch.setattr(stepper, "LOAD_WAIT_S", 0.1)
     await stack.back_up([1], [5])
-    (hooks / "worker_load").write_text("sleep 0.5")
+    test_hooks.arm(hooks, "worker_load", "sleep 0.5")
     load = stack.load([5], [10])
     stack.scheduler.tell(load)
     failed = await stack.scheduler.ask(RunStep(stack.scheduler.op(), [item(4, [1], [10, 11])], [load.op_id]))

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from services.storage.service import StorageService, make_service
 from services.storage.test_hooks import SLOW_READ, VARIABLE
-from shared import link
+from shared import link, test_hooks
 from shared.config import Config, load_config
 from shared.geometry import HostLayout
 from shared.messages.storage import StorageHello
@@ -118,4 +118,4 @@ def hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def slow_reads(hooks: Path, seconds: float) -> None:
     """Every page read takes `seconds` longer."""
-    (hooks / SLOW_READ).write_text(str(seconds))
+    test_hooks.arm(hooks, SLOW_READ, str(seconds))
